@@ -19,6 +19,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from fedjax_dp.core.foreign_text import visible
+from fedjax_dp.core.synonyms import meant
 
 # Version of `--json` documents, raised when a key changes its meaning or is removed.
 DOCUMENT_VERSION = 1
@@ -289,7 +290,16 @@ class Once(TyperCommand):
             is_once = not getattr(option, "multiple", False) and not ctx.resilient_parsing
             if len(given) > 1 and is_once:
                 raise ValueError(f"{given[-1].partition('=')[0]} must be given once, got {given}")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # The error of an unknown option, whose type differs between versions of Typer.
+            if wrong := getattr(error, "option_name", None):
+                opts = [name for option in self.get_params(ctx) for name in option.opts]
+                known = {name.lstrip("-").replace("-", "_"): name for name in opts}
+                hints = [known[name] for name in meant(wrong.lstrip("-"), known)]
+                error.possibilities = hints or error.possibilities  # type: ignore[attr-defined]
+            raise
 
 
 class Configured(Once):

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_dp.core.synonyms import meant
+
 # Steps, rounds and sizes are counted in an int32 and are below this; float32 holds it exactly.
 COUNT_LIMIT = 2**31
 # Words that are less alike, from 0 to 1, are not misspellings of each other.
@@ -112,9 +114,9 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
 
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.0) -> str | None:
-    """Finds the choice spelled most like a word; None without choices that are alike enough."""
+    """Finds the choice that has a word's meaning, or is spelled most like it; None if none is."""
     known = list(choices)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    close = meant(word, known) or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return close[0] if close else None
 
 

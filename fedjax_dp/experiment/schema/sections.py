@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.synonyms import meant, names_of
 from fedjax_dp.experiment.schema.constraints import (
     STRICT,
     ConfigError,
@@ -241,6 +242,10 @@ def unknown(
     root = FieldInfo(annotation=section)
     options = dict[str, Any]
     tables = [name for name, f in fields_below(root) if sections_of(f) or f.annotation == options]
-    noun, known = ("section", tables) if is_section else ("key", keys_below(root))
-    hint = f"; did you mean {checks.nearest(key, [*known, *besides])!r}?"
+    noun, known = ("section", tables) if is_section else ("key", [*keys_below(root), *besides])
+    # Options of parts, which sections do not list.
+    of_parts = tuple(f"{name}." for name, f in fields_below(root) if f.annotation == options)
+    known += [name for name in names_of(key) if name.startswith(of_parts)]
+    hints = meant(key, known) or [str(checks.nearest(key, known))]
+    hint = f"; did you mean {' or '.join(map(repr, hints))}?"
     return refused(key, f"there is no {noun} {key!r}{moved(key) or hint}")

@@ -1,0 +1,141 @@
+"""Words of other packages, by the names that have their meaning here."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_ROUNDS = "iterations communication_rounds comm_rounds central_num_iterations"
+_RATE = "lr eta step_size learning_rate client_lr local_lr client_learning_rate"
+_COHORT = "clients_per_round train_cohort_size cohort fraction_fit fraction_train client_fraction"
+_NOISE = "noise noise_scale noise_multiplier sigma"
+_BUDGET = "eps epsilon target_epsilon budget"
+_DELTA = "delta dp_delta target_delta"
+_CLIP = "clip clipping max_grad_norm l2_norm_clip clipping_norm clipping_bound clipping_threshold"
+# By name: a key or its last parts, a value, a command or one of its options. A word may have
+# several meanings; those that a place does not know are left out.
+WORDS: dict[str, str] = {
+    # Keys.
+    "run.rounds": f"num_rounds global_rounds num_server_rounds {_ROUNDS}",
+    "run.evaluate_every": "eval_every evaluation_frequency",
+    "run.checkpoint_every": "save_every checkpoint_frequency",
+    "run.seed": "random_seed random_state rng",
+    "run.secret": "secure_mode secure_rng",
+    "run.callbacks": "callback patience wandb mlflow",
+    "data.name": "dataset dataset_name",
+    "data.data_dir": "data_path data_root root",
+    "data.options.path": "csv_path data_file",
+    "data.options.label": "target label_column target_column",
+    "data.num_clients": "clients n_clients num_users num_partitions num_supernodes",
+    "data.partition": "partitioner split",
+    "data.partition_options.alpha": "dirichlet_alpha",
+    "model.name": "arch architecture net network",
+    "model.pretrained": "checkpoint weights",
+    "model.adapters.rank": "lora_r lora_rank",
+    "model.adapters.alpha": "lora_alpha",
+    "model.adapters.targets": "target_modules",
+    "algorithm.name": "strategy method algo",
+    "algorithm.options.mu": "mu prox_mu proximal_mu",
+    "algorithm.options.server_learning_rate": "server_lr global_lr",
+    "training.learning_rate": _RATE,
+    "training.num_epochs": "epochs local_epochs client_epochs",
+    "training.num_steps": "steps local_steps max_steps",
+    "training.batch_size": "bs local_batch_size train_batch_size",
+    "training.micro_batch_size": "microbatch physical_batch_size max_physical_batch_size",
+    "training.optimizer": "optim client_optimizer",
+    "training.optimizer_options.momentum": "momentum",
+    "training.optimizer_options.weight_decay": "weight_decay",
+    "schedules.training.learning_rate": "scheduler lr_schedule lr_scheduler",
+    "participation.cohort_size": f"{_COHORT} min_fit_clients num_clients_per_round",
+    "participation.sampler": "client_sampler client_sampling",
+    "secure_aggregation.form": "secagg secure_agg",
+    "privacy.unit": "dp differential_privacy",
+    "privacy.relation": "neighboring_relation adjacency",
+    **{f"{unit}.noise_multiplier": _NOISE for unit in ("record", "client")},
+    **{f"{unit}.epsilon": _BUDGET for unit in ("record", "client")},
+    **{f"{unit}.dp_delta": _DELTA for unit in ("record", "client")},
+    **{f"{unit}.clip_norm": _CLIP for unit in ("record", "client")},
+    "execution.devices": "device num_gpus gpus",
+    "execution.compilation_cache": "cache_dir",
+    # Values.
+    "fashion_mnist": "fmnist",
+    "femnist": "federated_emnist",
+    "cifar10": "cifar",
+    "table": "csv pandas dataframe",
+    "parquet": "hf huggingface datasets",
+    "logistic_regression": "linear logistic softmax_regression",
+    "fedavg_cnn": "cnn",
+    "resnet18": "resnet",
+    "lenet5": "lenet",
+    "char_lstm": "lstm rnn",
+    "char_transformer": "transformer",
+    "mlp": "dnn fully_connected",
+    "fedavg": "fedsgd federated_averaging",
+    "q_ffl": "qfedavg",
+    "local_only": "local",
+    "centralized": "central centralised pooled",
+    "weighted_mean": "mean average",
+    "trimmed_mean": "median krum",
+    "auc": "auroc roc_auc",
+    "calibration_error": "ece",
+    "mse": "rmse",
+    "mcc": "matthews matthews_corrcoef",
+    "cosine": "cosine_annealing",
+    "steps": "step multi_step",
+    "client": "user participant user_level client_level",
+    "record": "example sample record_level example_level",
+    "fixed_size": "uniform random without_replacement",
+    "poisson": "bernoulli",
+    "full_participation": "all full",
+    "full_batch": "all full",
+    "gaussian": "normal",
+    "correlated_gaussian": "dp_ftrl matrix_factorization",
+    "discrete_gaussian": "ddgauss distributed_discrete_gaussian",
+    "pld": "prv",
+    "rdp": "renyi moments",
+    "replace_one": "replace substitute",
+    "host": "cpu ram",
+    "device": "gpu tpu",
+    # Commands and their options.
+    "run": "train fit start simulate",
+    "evaluate": "eval test",
+    "sweep": "tune grid search",
+    "predict": "infer inference",
+    "privacy": "accountant accounting",
+    "data": "datasets",
+    "delta": "dp_delta target_delta",
+    "output": "out output_dir log_dir save_dir",
+}
+
+
+def _flat(word: str) -> str:
+    return re.sub(r"[-_ .]", "", word).casefold()
+
+
+_NAMES: dict[str, list[str]] = {}
+for _name, _words in WORDS.items():
+    for _word in _words.split():
+        _NAMES.setdefault(_flat(_word), []).append(_name)
+
+
+def names_of(word: str) -> list[str]:
+    """Lists the names that have the meaning of a word, or else of the last part of a key."""
+    return _NAMES.get(_flat(word)) or _NAMES.get(_flat(word.rpartition(".")[2]), [])
+
+
+def meant(word: str, choices: Iterable[str]) -> list[str]:
+    """Lists the choices that have a word's meaning, or its letters but for case, "-" and "_"."""
+    known = list(choices)
+    if same := [each for each in known if _flat(each) == _flat(word)]:
+        return same[:1]
+    section, dot, last = word.rpartition(".")
+    found = [each for name in names_of(word) for each in known if _is_part(each, name)]
+    found = found or [each for each in known if _flat(each.rpartition(".")[2]) == _flat(last)]
+    if not dot:
+        return found
+    inside = [each for each in found if each.startswith(f"{section}.")]
+    return inside or difflib.get_close_matches(word, found, 1, 0)
+
+
+def _is_part(choice: str, name: str) -> bool:
+    """Whether a choice is a name, ends with it, or is its end."""
+    return f".{choice}".endswith(f".{name}") or name.endswith(f".{choice}")
