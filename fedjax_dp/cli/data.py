@@ -7,20 +7,31 @@ import numpy as np
 import rich.progress
 import typer
 
-from fedjax_dp.cli.output import Answer, ConfiguredData, Output, answering, application
+from fedjax_dp.cli.output import (
+    Answer,
+    ConfiguredData,
+    DataDir,
+    Output,
+    answering,
+    application,
+    completed,
+)
 from fedjax_dp.core import checks
 from fedjax_dp.data import datasets
 
-app = application("Data sets: list them, fetch them, store them by client.")
-
-_DataDir = Annotated[
-    pathlib.Path | None,
-    typer.Option(help="Folder of data files; by default FEDJAX_DP_DATA or ~/.cache/fedjax_dp."),
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A name of `fedjax-dp data list`.",
+        autocompletion=completed(datasets.available),
+    ),
 ]
+app = application("Data sets: list them, fetch them, store them by client.")
 
 
 @answering(app, "list")
-def list_(out: Output, data_dir: _DataDir = None) -> Answer:
+def list_(out: Output, data_dir: DataDir = None) -> Answer:
     """List the data sets, and how to get those that are missing."""
     states = [datasets.status(name, data_dir) for name in datasets.available()]
 
@@ -40,8 +51,8 @@ def list_(out: Output, data_dir: _DataDir = None) -> Answer:
 @answering(app)
 def fetch(
     out: Output,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedjax-dp data list`.")],
-    data_dir: _DataDir = None,
+    name: _Name,
+    data_dir: DataDir = None,
 ) -> Answer:
     """Download a data set and verify its checksums."""
     is_live = out.has_progress and out.notes.is_terminal
@@ -78,7 +89,7 @@ def fetch(
 def store(
     context: typer.Context,
     out: Output,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedjax-dp data list`.")],
+    name: _Name,
     folder: Annotated[pathlib.Path, typer.Argument(metavar="DIR", help="A new folder.")],
     form: Annotated[str, typer.Option("--format", help="npy (memory maps) or zarr.")] = "npy",
 ) -> Answer:

@@ -34,6 +34,7 @@ COMMANDS = {
     "gateway": "Serve a node's models to a training script: `fedjax-dp gateway --state-dir DIR "
     "[--port N]`.",
     "data": "Data sets: list them, fetch them, store them by client.",
+    "doctor": "Check the installation: versions, devices, data, and what is missing.",
     "privacy": "Accounting: ε, calibration, reports, comparisons.",
     "audit": "Audit an experiment: `fedjax-dp audit [FILE.toml] [--section.key VALUE ...]`.",
     "conformance": "Check whether code keeps its privacy claims: `fedjax-dp conformance "

@@ -160,6 +160,21 @@ def plain(value: Any) -> Any:
 ConfigFile = Annotated[
     str | None, typer.Argument(metavar="FILE", help="A TOML file; without one, the defaults.")
 ]
+DataDir = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Folder of data files; by default FEDJAX_DP_DATA or ~/.cache/fedjax_dp."),
+]
+
+
+def completed(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Makes the completion of an option or argument by one of several words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words() if word.startswith(incomplete)]
+
+    return complete
+
+
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
 _Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print the shortest answer, without progress.")
@@ -279,6 +294,10 @@ def split_line(words: Iterable[str], options: Collection[str]) -> Line:
     return line
 
 
+# Where a command notes the key whose value a shell completes.
+_COMPLETED = "fedjax_dp.completed"
+
+
 class Once(TyperCommand):
     """A command whose options may be given only once."""
 
@@ -323,26 +342,43 @@ class Configured(Once):
             require_key(key.removeprefix("--"))
             raise ValueError(f"{key} needs a value")
         super().parse_args(ctx, line.own)
+        if ctx.resilient_parsing:
+            self._note_completed(ctx, args, options)
         values: dict[str, list[str]] = {}
         for word in line.overrides:
             key, _, text = word.partition("=")
             values.setdefault(key, []).append(text)
         for key, given in values.items():
-            if len(given) > 1:
+            if len(given) > 1 and not ctx.resilient_parsing:
                 raise ValueError(f"{key} must be given once, got {given}")
         ctx.args = line.overrides
         return ctx.args
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Lists completions, with keys of the configuration."""
-        completions = super().shell_complete(ctx, incomplete)
-        if not incomplete.startswith("--"):
-            return completions
-        from fedjax_dp.experiment.reading.config_files import all_keys
+    def _note_completed(self, ctx: Any, args: list[str], options: Collection[str]) -> None:
+        """Notes the key, if any, whose value a shell completes."""
+        # Bash divides the words at "=".
+        last = [word for word in args if word != "="][-1:]
+        key = next((w for w in last if w.startswith(f"--{self.keys}") and w not in options), "")
+        ctx.meta[_COMPLETED] = key
+        for param in self.get_params(ctx) if key else ():
+            source = ctx.get_parameter_source(param.name)
+            if param.param_type_name == "argument" and source is not None:
+                # Otherwise the first argument that is not given is completed.
+                ctx.set_parameter_source(param.name, type(source).COMMANDLINE)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Lists completions, with keys of the configuration, and values after a key."""
+        completions = super().shell_complete(ctx, incomplete)
+        is_key, key = incomplete.startswith("--"), ctx.meta[_COMPLETED]
+        if not is_key and not key:
+            return completions
+        from fedjax_dp.experiment.reading.keys import keys_and_values
+
+        found = keys_and_values(ctx.args)
+        keys = [f"--{each}" for each in found if each.startswith(self.keys)]
+        words = keys if is_key else found.get(key.removeprefix("--"), [])
         item = type(super().shell_complete(ctx, "--help")[0])
-        keys = (f"--{key}" for key in all_keys() if key.startswith(self.keys))
-        return [*completions, *(item(key) for key in keys if key.startswith(incomplete))]
+        return [*completions, *(item(word) for word in words if word.startswith(incomplete))]
 
 
 class ConfiguredData(Configured):

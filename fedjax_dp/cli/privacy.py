@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import dp_accounting
 import typer
 
-from fedjax_dp.cli.output import Answer, Output, answering, application
+from fedjax_dp.cli.output import Answer, Output, answering, application, completed
 from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import rounded_up, shown
 from fedjax_dp.io.digests import read_sealed, read_sealed_object
@@ -31,8 +31,20 @@ _Units = Annotated[
     int | None,
     typer.Option(help="Number of clients or records; warns of a δ that is too large for it."),
 ]
-_Accountant = Annotated[str, typer.Option(help="rdp, pld or rdp-classic-64.")]
-_Relation = Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")]
+_Accountant = Annotated[
+    str,
+    typer.Option(
+        help="rdp, pld or rdp-classic-64.",
+        autocompletion=completed(lambda: ("rdp", "pld", "rdp-classic-64")),
+    ),
+]
+_Relation = Annotated[
+    str,
+    typer.Option(
+        help="add_remove, zero_out or replace_one.",
+        autocompletion=completed(lambda: ("add_remove", "zero_out", "replace_one")),
+    ),
+]
 
 
 def _check(sampling_rate: float, steps: int, delta: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 PACKAGE = "fedjax-dp"
+_NOT_FOR_USERS = ("all", "tests", "docs", "nightly")
 
 
 class MissingPackageError(ImportError):
@@ -23,7 +24,7 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise MissingPackageError(
-            f"{what} needs the package {package}, which is not installed: {_command(extra)}"
+            f"{what} needs the package {package}, which is not installed: {installing(extra)}"
         ) from error
 
 
@@ -35,7 +36,7 @@ def installer() -> str:
     return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
 
 
-def _command(extra: str) -> str:
+def installing(extra: str) -> str:
     """Writes the command that adds an extra; no index has to know an installed package."""
     try:
         metadata.version(PACKAGE)
@@ -55,6 +56,33 @@ def libraries() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def extras() -> dict[str, list[str]]:
+    """Lists for each extra, but those of developers and unions, the requirements that are unmet."""
+    names = metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
+    return {name: unmet(PACKAGE, name) for name in names if name not in _NOT_FOR_USERS}
+
+
+def unmet(package: str, extra: str = "") -> list[str]:
+    """Lists the requirements of a package, or of one of its extras, that nothing here meets."""
+    from packaging.requirements import Requirement
+
+    found: list[str] = []
+    for needed in map(Requirement, metadata.requires(package) or []):
+        is_of = [needed.marker is None or needed.marker.evaluate({"extra": e}) for e in (extra, "")]
+        if not is_of[0] or (extra and is_of[1]):
+            continue
+        try:
+            version = metadata.version(needed.name)
+        except metadata.PackageNotFoundError:
+            found.append(f"{needed.name}{needed.specifier}")
+            continue
+        if not needed.specifier.contains(version, prereleases=True):
+            found.append(f"{needed.name}{needed.specifier} (here is {version})")
+        for name in sorted(needed.extras):
+            found += unmet(needed.name, name)
+    return list(dict.fromkeys(found))
 
 
 def _needed() -> list[str]:

@@ -83,7 +83,7 @@ def every_command():
 
 def test_every_command_answers_json_is_quiet_and_has_a_log_level():
     found = every_command()
-    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 21
+    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 22
     for path, command in found.items():
         options = {name for each in command.params for name in each.opts}
         assert {"--json", "--quiet", "--log-level"} <= options, path
@@ -547,6 +547,18 @@ def test_python_runs_the_package(monkeypatch, capsys):
         ("fedjax-dp evaluate --data.num_cl", {"--data.num_clients"}),
         ("fedjax-dp privacy epsilon --no", {"--noise-multiplier"}),
         ("fedjax-dp audit --qu", {"--quiet"}),
+        ("fedjax-dp run --algorithm.name fedp", {"fedprox", "fedper", "fedpi"}),
+        ("fedjax-dp run --privacy.unit = re", {"record"}),
+        ("fedjax-dp run --run.secret t", {"true"}),
+        ("fedjax-dp run --participation.sampler c", {"cyclic"}),
+        ("fedjax-dp run --acceleration n", {"none"}),
+        (
+            "fedjax-dp run --algorithm.name=splitting --algorithm.options.in",
+            {"--algorithm.options.inner_memory"},
+        ),
+        ("fedjax-dp evaluate --data.name sh", {"shakespeare"}),
+        ("fedjax-dp data fetch mnist_", {"mnist_by_writer"}),
+        ("fedjax-dp privacy epsilon --relation z", {"zero_out"}),
     ],
 )
 def test_a_shell_completes_commands_options_and_keys(fedjax_dp, monkeypatch, line, found):

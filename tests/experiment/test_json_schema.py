@@ -21,6 +21,9 @@ WORDS = (
     ("--privacy.record.epsilon=none", "--privacy.record.noise_multiplier=1"),
     ("--training.learning_rate=[1, 2]", "--training.batch_size=heterogeneous"),
     ("--model.adapters.rank=2", "--model.adapters.targets=['params/w']"),
+    ("--model.name=mlp", "--model.options.hidden_sizes=[3]", "--data.partition_options.alpha=1"),
+    ("--training.optimizer=adam", "--training.optimizer_options.b1=0.8"),
+    ("--run.callbacks.early_stopping.patience=3", "--data.augmentation.flip={}"),
 )
 
 
@@ -75,6 +78,14 @@ def test_sections_that_are_left_out_are_accepted(validator):
         ("participation.cohort_size", 3),
         ("secure_aggregation.word_bits", 33),
         ("model.adapters.rnak", 2),
+        ("model.options.hidden_sizes", [3]),
+        ("algorithm", {"name": "fedprox", "options": {"mu": -1.0}}),
+        ("algorithm", {"name": "fedprox", "options": {"strength": 1.0}}),
+        ("algorithm", {"name": "ifca", "options": {}}),
+        ("data.partition_options.alpha", 0.0),
+        ("training", {"optimizer": "adam", "optimizer_options": {"b1": 2.0}}),
+        ("run.callbacks", {"early_stoping": {}}),
+        ("data.augmentation", {"flip": {"odds": 1}}),
     ],
 )
 def test_what_reading_refuses_is_marked(validator, key, value):

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from fedjax_dp.experiment.components.catalogue import CHOICES
+from fedjax_dp.experiment.components.catalogue import CHOICES, TABLES, Choice
 from fedjax_dp.experiment.schema.config import ROOT, Config
+from fedjax_dp.experiment.schema.constraints import annotation_of
 from fedjax_dp.experiment.schema.sections import (
     Section,
     can_be_left_out,
@@ -32,17 +34,54 @@ class _OfFiles(GenerateJsonSchema):
 
 
 def json_schema() -> dict[str, Any]:
-    """Makes the schema of all sections, values and their ranges; options are open tables."""
+    """Makes the schema of all sections, values and their ranges, and of the options of parts."""
     schema = Config.model_json_schema(schema_generator=_OfFiles)
     _of_fields(ROOT, schema["$defs"] | {"Config": schema})
     for key, choice in CHOICES.items():
         section, _, name = key.partition(".")
-        owner = default_section(Config.model_fields[section]).__name__
-        value = schema["$defs"][owner]["properties"][name]
+        field = default_section(Config.model_fields[section]).model_fields[name]
+        owner = schema["$defs"][default_section(Config.model_fields[section]).__name__]
+        value = owner["properties"][name]
         others = [each for each in value.pop("anyOf", []) if each != {"type": "string"}]
         value.pop("type", None)
         value["anyOf"] = [{"enum": sorted(choice.names)}, _OWN, *others]
+        options = choice.options.partition(".")[2]
+        for part in choice.names:
+            schema["$defs"][f"{key}={part}"] = _of_part(choice, part)
+            # Without a name, the options are those of the default part.
+            chosen: dict[str, Any] = {"properties": {name: {"const": part}}}
+            if part != field.default:
+                chosen["required"] = [name]
+            then = {"properties": {options: {"$ref": f"#/$defs/{key}={part}"}}}
+            owner.setdefault("allOf", []).append({"if": chosen, "then": then})
+        # Editors that read no conditions complete the options of all parts.
+        parts = [{"$ref": f"#/$defs/{key}={part}"} for part in choice.names]
+        owner["properties"][options]["anyOf"] = [*parts, {"type": "object"}]
+    for key, choice in TABLES.items():
+        section, _, name = key.partition(".")
+        value = schema["$defs"][default_section(Config.model_fields[section]).__name__]
+        value["properties"][name] |= {
+            "properties": {part: _of_part(choice, part) for part in choice.names},
+            "patternProperties": {_OWN["pattern"]: {"type": "object"}},
+            "additionalProperties": False,
+        }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _of_part(choice: Choice, part: str) -> dict[str, Any]:
+    """Makes the schema of the options of a part."""
+    fields, properties = choice.fields(part), dict[str, Any]()
+    for name, field in fields.items():
+        kind = TypeAdapter(annotation_of(field)).json_schema(schema_generator=_OfFiles)
+        about = {"description": field.description} if field.description else {}
+        is_shown = isinstance(field.default, bool | int | float | str)
+        properties[name] = kind | about | ({"default": field.default} if is_shown else {})
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name, field in fields.items() if field.is_required()],
+        "additionalProperties": False,
+    }
 
 
 def _of_fields(field: FieldInfo, parts: dict[str, Any]) -> None:

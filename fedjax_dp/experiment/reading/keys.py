@@ -1,14 +1,27 @@
 """Lists every key of a configuration, and the options of every part."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
-from fedjax_dp.experiment.components.catalogue import DESCRIBED, TABLES
+from fedjax_dp.experiment.components.catalogue import CHOICES, DESCRIBED, TABLES
 from fedjax_dp.experiment.schema.config import ROOT
-from fedjax_dp.experiment.schema.constraints import ConfigError, annotation_of, rule_of
-from fedjax_dp.experiment.schema.sections import Section, default_section, sections_of, tag_of
+from fedjax_dp.experiment.schema.constraints import (
+    ConfigError,
+    annotation_of,
+    kinds_of,
+    rule_of,
+)
+from fedjax_dp.experiment.schema.sections import (
+    Section,
+    can_be_left_out,
+    default_section,
+    fields_below,
+    sections_of,
+    tag_of,
+)
 
 Row = tuple[str, str, str, str]
 
@@ -31,6 +44,38 @@ def describe_choice(word: str) -> list[Row]:
     checks.one_of(key, name, choice.names)
     fields, table = choice.fields(name), f"{key}.{name}" if key in TABLES else choice.options
     return [_row(f"{table}.{option}", field) for option, field in fields.items()]
+
+
+def keys_and_values(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Lists all keys, with options of the parts in use, and the values that can be listed.
+
+    Args:
+      overrides: words of a command line, `--key=value`, that name parts.
+    """
+    given = dict(word.removeprefix("--").partition("=")[::2] for word in overrides)
+    fields: dict[str, list[FieldInfo]] = {}
+    for key, field in fields_below(ROOT):
+        fields.setdefault(key, []).append(field)
+    found = {
+        key: sorted({v for each in known for v in _values(each)}) for key, known in fields.items()
+    }
+    for key, choice in CHOICES.items():
+        names = [*choice.names]
+        found[key] = names
+        name = given.get(key, fields[key][0].get_default())
+        for option, field in (choice.fields(name) if name in names else {}).items():
+            found[f"{choice.options}.{option}"] = _values(field)
+    sections = {key for key, known in fields.items() if sections_of(known[0]) and not found[key]}
+    return {key: values for key, values in found.items() if key not in sections}
+
+
+def _values(field: FieldInfo) -> list[str]:
+    """Lists the words that a value may be, if they can be listed."""
+    if sections_of(field):
+        return ["none"] * can_be_left_out(field)
+    kinds = kinds_of(field.annotation)
+    words = ["true", "false"] * (bool in kinds) + ["none"] * (type(None) in kinds)
+    return [*rule_of(annotation_of(field)).choices, *words]
 
 
 def _rows(field: FieldInfo, prefix: str) -> list[Row]:

@@ -47,12 +47,17 @@ def environment() -> dict[str, Any]:
     }
 
 
+def cache_folder() -> pathlib.Path:
+    """Returns the folder of compiled programs that runs use unless another one is set."""
+    return platformdirs.user_cache_path("fedjax_dp") / "programs"
+
+
 def use_compilation_cache(folder: str | None) -> None:
     """Sets JAX's cache of all compiled programs, unless "auto" finds one set already."""
     if folder is None or (folder == "auto" and programs_folder() is not None):
         return
     if folder == "auto":
-        path = platformdirs.user_cache_path("fedjax_dp") / "programs"
+        path = cache_folder()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError:
