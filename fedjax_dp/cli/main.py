@@ -23,6 +23,7 @@ _SMALLER = (
 )
 # The first line of each command's help, so that no command is imported to list them.
 COMMANDS = {
+    "init": "Write a first configuration: `fedjax-dp init [FILE.toml] [--section.key VALUE ...]`.",
     "run": "Run an experiment: `fedjax-dp run [FILE.toml] [--section.key VALUE ...]`.",
     "sweep": "Run a grid: `fedjax-dp sweep [FILE.toml] --over KEY=V1,V2 [--over …] "
     "[--section.key VALUE]`.",

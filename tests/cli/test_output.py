@@ -83,7 +83,7 @@ def every_command():
 
 def test_every_command_answers_json_is_quiet_and_has_a_log_level():
     found = every_command()
-    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 22
+    assert {path[0] for path in found} == set(main.COMMANDS) and len(found) == 23
     for path, command in found.items():
         options = {name for each in command.params for name in each.opts}
         assert {"--json", "--quiet", "--log-level"} <= options, path
@@ -557,6 +557,7 @@ def test_python_runs_the_package(monkeypatch, capsys):
             {"--algorithm.options.inner_memory"},
         ),
         ("fedjax-dp evaluate --data.name sh", {"shakespeare"}),
+        ("fedjax-dp init --method dp_", {"dp_sgd", "dp_fedavg"}),
         ("fedjax-dp data fetch mnist_", {"mnist_by_writer"}),
         ("fedjax-dp privacy epsilon --relation z", {"zero_out"}),
     ],

@@ -135,7 +135,7 @@ def _method(name: str, entry: Entry, populations: dict[str, Population]) -> Meth
     # Sizes are those of the method itself, which another mean may change.
     offered = [one for one in ("client", "record") if one in units]
     unit = next((one for one in offered if one != "client" or not entry.has_own_mean), "none")
-    words, parts = _built(name, _words(name, entry, unit), unit, populations)
+    words, parts = _built(name, words_of(name, entry, unit), unit, populations)
     population = sizes_and_shapes(parts.population.train, parts.population.validation)
     bound = federation(parts.algorithm, population, parts.participation)
     facts, claims, has_shared = bound.facts, bound.claims, bound.shared is not None
@@ -181,7 +181,7 @@ def _of_clients(entry: Entry, options: Mapping[str, Any]) -> str:
     return f"yes{', with records' * ('client' not in entry.units)}{parts}"
 
 
-def _words(name: str, entry: Entry, unit: str) -> tuple[str, ...]:
+def words_of(name: str, entry: Entry, unit: str) -> tuple[str, ...]:
     """The words of a run, with values for options that have no default."""
     words = ["run", f"--algorithm.name={name}", f"--privacy.unit={unit}"]
     for option, default in options_of(name).items():
