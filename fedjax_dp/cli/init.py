@@ -131,7 +131,8 @@ def command(
         words += [f"--privacy.{each}.epsilon={budget}" for each in units]
     methods = [name for name, entry in ALGORITHMS.items() if unit in entry.units]
     fits = partial(checks.one_of, f"--method with --unit {unit}", choices=methods)
-    method = ask(method, f"Method ({', '.join(methods)})", _METHODS[unit], fits)
+    question = f"Method ({', '.join(name for name in methods if _is_plain(name, unit))})"
+    method = ask(method, question, _METHODS[unit], fits)
     words = [*words_of(method, ALGORITHMS[method], unit)[1:], *words]
     config = config_files.load_config(None, _merged([*words, *context.args]))
     # Of a table it depends on its columns, and on what is in them, whether it can be used.
@@ -155,6 +156,17 @@ def command(
             out.say(f"note: {note}")
 
     return Answer(document, show, str(file))
+
+
+def _is_plain(method: str, unit: str) -> bool:
+    """Whether a method protects a unit without options that only the user can choose."""
+    try:
+        checked_config(
+            config_files.load_config(None, words_of(method, ALGORITHMS[method], unit)[1:])
+        )
+    except ValueError:
+        return False
+    return True
 
 
 def _check_budget(text: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from marks import slow
 
 from fedjax_dp.algorithms.registry import ALGORITHMS
+from fedjax_dp.cli.init import _is_plain
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import checked_config
 from fedjax_dp.experiment.reading.json_schema import json_schema
@@ -49,11 +50,25 @@ def test_what_is_written_is_what_was_answered_and_runs(fedjax_dp, unit):
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_method_that_it_offers_is_accepted(fedjax_dp, unit):
+    refused = set()
     for name, entry in ALGORITHMS.items():
         status, _, said = fedjax_dp("init", "--unit", unit, "--method", name, "--force", "-q")
-        assert (status == 0) == (unit in entry.units), (name, said)
+        assert unit in entry.units or status == 2
         if status == 0:
             assert checked_config(load_config("experiment.toml")).algorithm.name == name
+        elif unit in entry.units:
+            assert "algorithm.options." in said
+            refused.add(name)
+    # They have options that only the user can choose.
+    assert refused == ({"ifca"} if unit == "client" else {"blur_lus"})
+    plain = {name for name, entry in ALGORITHMS.items() if unit in entry.units} - refused
+    assert plain == {name for name in ALGORITHMS if _is_plain(name, unit)}
+
+
+def test_options_of_a_method_may_be_given(fedjax_dp):
+    words = ("--unit", "client", "--method", "ifca", "--algorithm.options.is_weighted=false")
+    assert fedjax_dp("init", *words)[0] == 0
+    assert load_config("experiment.toml").algorithm.options["is_weighted"] is False
 
 
 @pytest.mark.parametrize(
