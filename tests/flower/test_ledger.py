@@ -222,19 +222,19 @@ def report_of(fedjax_dp, *words):
 def test_the_statement_of_a_node_is_that_of_its_ledger(plan, tmp_path, fedjax_dp):
     ledger = ledger_of(plan, tmp_path)
     ledger.charge([0, 2], 0, 0)
+    once = ledger.num_releases()
     ledger.charge([2], 1, 0)
     file, delta = tmp_path / "ledger.json", ("--delta", str(DELTA))
     status, document, errors = report_of(fedjax_dp, file, *delta)
     assert status == 0 and not errors
     (claim,) = document["statement"]["claims"]
     assert claim["epsilon_per_unit"] == ledger.epsilon(DELTA)
-    assert claim["num_compositions"] == ledger.num_releases() and claim["unit"] == "record"
+    assert claim["unit"] == "record"
     assert claim["client_names"] == ["0", "2"] and claim["noise_root"] == "secret"
-    once, twice = claim["num_compositions"]
-    assert twice == 2 * once > 0
+    assert min(once) > 0 and claim["num_compositions"] == [once[0], 2 * once[1]]
     _, output, _ = fedjax_dp("privacy", "report", file, *delta)
     rows = re.findall(r"^\| (\d) \| ([\d.]+) \| (\d+) \|", output, re.M)
-    assert [(row[0], int(row[2])) for row in rows] == [("0", once), ("2", twice)]
+    assert [(row[0], int(row[2])) for row in rows] == [("0", once[0]), ("2", 2 * once[1])]
     assert [float(row[1]) for row in rows] == pytest.approx(ledger.epsilon(DELTA), rel=1e-4)
     assert "Each node draws the keys of its clients" in output and "Events, as charged" in output
     _, output, _ = fedjax_dp("privacy", "report", file, *delta, "--latex")
