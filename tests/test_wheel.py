@@ -233,7 +233,7 @@ def test_the_wheel_works_in_an_empty_environment(version, wheel, tmp_path):
     follow("plots")
     # The main job, and the configurations that come with the package.
     done([command, "run", "--output", "main"], tmp_path)
-    files = {path.name for path in (tmp_path / "main").iterdir()}
+    files = {path.name for path in (tmp_path / "main").rglob("*")}
     assert {"summary.json", "privacy.md", "accuracy_epsilon.png"} <= files
     words = ["experiments/comparison/tasks/digits.toml", "--run.rounds=1", "--output=digits"]
     done([command, "run", *words], tmp_path)
