@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.peers import report
 from experiments.clustered_dp import figures as clustered_figures
 from experiments.clustered_dp import first_round as clustered_round
+from experiments.clustered_dp import pictures as clustered_pictures
 from experiments.clustered_dp import study as clustered_study
 from experiments.generalization import figures as generalization_figures
 from experiments.heterogeneous_dp import figures as heterogeneous_figures
@@ -46,7 +47,11 @@ def clustered() -> None:
     stored = [folder / "first_round" / f"{name}.csv" for name in ("mixtures", "distances")]
     for name, figure in clustered_round.draw(*map(clustered_round.read, stored)).items():
         plots.save(figure, folder / "first_round" / f"{name}.png")
-    clustered_study.main(["draw", str(folder / "mnist_two_cores")])
+    ran = folder / "mnist_two_cores"
+    for name, figure in clustered_pictures.draw(clustered_study.read_results(ran)).items():
+        # Of the mixtures a few are kept.
+        if (ran / f"{name}.png").is_file():
+            plots.save(figure, ran / f"{name}.png")
 
 
 def heterogeneous() -> None:

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     z = multipliers()
     write(output, z)
     title = f"{N:,} records, {ROUNDS} rounds, ε = {EPSILON:g}, δ = {DELTA:g}"
-    curves = {f"$b^{{>1}}$ = {b}": z[:, j].tolist() for j, b in enumerate(LATER_BATCHES)}
+    curves = {f"later batches of {b}": z[:, j].tolist() for j, b in enumerate(LATER_BATCHES)}
     label = "first batch size $b^1$"
     figure = study_plots.multipliers_by_batch_size(FIRST_BATCHES, curves, title, label=label)
     plots.save(figure, output / "multipliers_by_batch_sizes.png")

@@ -195,7 +195,7 @@ def scatter(similarity: Similarity, true: np.ndarray, point: Point, seed: int) -
     """Draws updates and the mixture of as many components as there are clusters."""
     features = principal_features(similarity, 2)
     mixture = fit_mixture(features, len(np.unique(true)), seed)
-    title = f"First round with $b^1$ = {point.first}, {SEPARATION} {mixture.separation:.1f}"
+    title = f"First batches of {point.first}, {SEPARATION} {mixture.separation:.1f}"
     return study_plots.updates_and_mixture(features, true, mixture.means, mixture.radii, title)
 
 
@@ -230,7 +230,7 @@ def draw(found: Sequence[Row], apart: Sequence[Row]) -> dict[str, Figure]:
     by_first = where(four, first=None)
     by_later = where(four, later=None)
     by_budget = {
-        f"{n} images, $b^{{>1}}$ = {later}": curve(
+        f"{n} images, later batches of {later}": curve(
             where(four, num_examples=n, first=n, later=later, epsilon=None), "epsilon", "separation"
         )
         for n, later in itertools.product(SIZES, (32, 16))

@@ -400,7 +400,7 @@ def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
             marks: dict[str, Any] = {"marker": drawing.MARKERS[i], "ms": size, "linestyle": ""}
             axes.plot(places[kept], sizes[kept], color=colour, label=part, **marks)
         else:
-            axes.bar(places, sizes, width, color=colour, label=part)
+            axes.bar(places[kept], sizes[kept], width, color=colour, label=part)
     if not is_log:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("examples")
