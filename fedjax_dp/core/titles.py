@@ -1,6 +1,9 @@
 """Names of methods, data sets and keys as people read them, for titles, legends and tables."""
 
+import re
 from collections.abc import Collection
+
+_KEY = re.compile(r"[\w./:-]+")
 
 # As their papers spell them, by the words of their keys; other words are as they are.
 _SPELLINGS = {
@@ -27,8 +30,10 @@ _SPELLINGS = {
 def title_of(name: str) -> str:
     """Writes a name of a configuration, such as dp_sgd or learning_rate, for people.
 
-    Of a user's own part, `module:name`, the name alone is written.
+    Of a user's own part, `module:name`, the name alone is written. Other texts stay as they are.
     """
+    if not _KEY.fullmatch(name):
+        return name
     own = name.rpartition(":")[2]
     return _SPELLINGS.get(own, own.replace("_", " "))
 

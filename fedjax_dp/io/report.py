@@ -135,11 +135,13 @@ def _mark(run: RunFiles, files: Sequence[str], what: str, kind: str = "") -> str
 
 def _title(run: RunFiles) -> str:
     tables, summary = run.tables, run.summary
-    algorithm = summary.get("algorithm") or entry_of(tables, "algorithm", "name")
-    keys = (entry_of(tables, "data", "name"), algorithm)
-    data, method = (title_of(str(key)) if key else "" for key in keys)
-    name = entry_of(tables, "run", "name") or data or summary.get("name")
-    return ": ".join(str(part) for part in (name, method) if part)
+    # A name of one's own stays as it is.
+    own = entry_of(tables, "run", "name")
+    keys = (
+        None if own else summary.get("name") or entry_of(tables, "data", "name"),
+        summary.get("algorithm") or entry_of(tables, "algorithm", "name"),
+    )
+    return ": ".join(map(str, filter(None, [own, *(title_of(str(key)) for key in keys if key)])))
 
 
 def _overview(run: RunFiles) -> str:

@@ -84,7 +84,7 @@ def test_a_table_has_errors_of_means_and_the_epsilon_of_each_point():
         r"$80.00 \pm 10.00$",
         r"$81.00 \pm 10.00$",
     ]
-    assert [line[0] for line in lines] == ["DP-SGD", r"a b \& 5\%"] * 2
+    assert [line[0] for line in lines] == ["DP-SGD", r"a\_b \& 5\%"] * 2
     words = caption_of(latex)
     assert words.startswith(
         r"Fashion-MNIST: test accuracy: mean $\pm$ standard error over 2 seeds."

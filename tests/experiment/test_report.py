@@ -211,7 +211,10 @@ def test_bytes_of_nodes_are_beside_those_of_the_meter(folder, tmp_path):
     sent = {"wire_bytes_up": 250_000, "wire_bytes_down": 3_250_000}
     rows = [{**row, **sent} for row in ROWS]
     text = page_of(write(tmp_path / "deployed", rows=rows))[1]
-    for way, total, each in (("up from nodes", "1", "0.25"), ("down to nodes", "13", "3.25")):
+    for way, total, each in (
+        ("up from nodes", "1 MB", "250 kB"),
+        ("down to nodes", "13 MB", "3.25 MB"),
+    ):
         assert re.search(rf"{way}</t[hd]>\s*<td[^>]*>{total}</td>\s*<td[^>]*>{each}</td>", text)
         assert way not in page_of(folder)[1]
 
