@@ -210,12 +210,12 @@ def test_probabilities_are_those_of_the_loss(
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     words = ["--data.name=table", "--data.options.path=t.csv", "--data.options.features=['a', 'b']"]
     words += [f"--data.options.label={in_toml(label)}", f"--data.options.task={task}"]
-    words += [f"--model.name={model}", "--data.num_clients=3", "--run.rounds=2"]
+    words += [f"--model.name={model}", "--data.num_clients=3", "--data.partition=iid"]
     if label == "ill":
         words.append("--model.options.single_logit=true")
     if isinstance(label, list):
         words.append("--model.options.loss=binary_cross_entropy")
-    words += [*NONE, "--execution.devices=1"]
+    words += [*NONE, "--run.rounds=2", "--execution.devices=1"]
     status, text = execute(tmp_path / "run", *words)
     assert status == 0, text
     new = ("--data.options.test_path=t.csv", "--probabilities", "--output")
