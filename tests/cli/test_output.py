@@ -309,6 +309,8 @@ def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):
         monkeypatch.setattr(module, "load_run", lambda folder, warn: a_run())
         if name != "export":
             monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
+        else:
+            monkeypatch.setattr(module, "about_model", lambda experiment: {})
     figures = {"test_accuracy": np.float32(0.5), "client_test_accuracy": np.array([1.0, np.nan])}
     figures["test_confusion"] = {"classes": ["a", "b"], "counts": [[3, 0], [1, 2]]}
     evaluate, predict = (sys.modules[f"fedjax_dp.cli.{name}"] for name in ("evaluate", "predict"))
