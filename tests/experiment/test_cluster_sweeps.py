@@ -425,7 +425,7 @@ def test_options_of_workers_that_cannot_be_are_refused(
 @pytest.mark.parametrize(("on", "package"), [("ray", "ray"), ("local", "submitit")])
 def test_a_cluster_names_its_extra(monkeypatch, tmp_path, on, package):
     monkeypatch.setitem(sys.modules, package, None)
-    rule = rf"needs the package {package}, .* 'fedjax-dp\[cluster\]'"
+    rule = rf'needs the package {package}, .* "fedjax-dp\[cluster\]"'
     with pytest.raises(MissingPackageError, match=rule), executors.opened(on, tmp_path):
         pass
 
