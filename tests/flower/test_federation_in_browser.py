@@ -91,6 +91,6 @@ def test_a_page_shows_what_the_nodes_did(federation, tmp_path, width):
     for label, way in (("up from nodes", "up"), ("down to nodes", "down")):
         num_bytes = [row[f"wire_bytes_{way}"] for row in rows]
         assert min(num_bytes) > 0
-        each = f"{sum(num_bytes) / 1e6:.4g} {sum(num_bytes) / 1e6 / ROUNDS:.4g}"
+        each = f"{sum(num_bytes) / 1e3:.4g} kB {sum(num_bytes) / 1e3 / ROUNDS:.4g} kB"
         assert f"{label} {each}" in seen.text
     assert "Each node draws the keys of its clients from its operating system." in seen.text
