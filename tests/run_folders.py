@@ -115,9 +115,8 @@ def die_and_resume(folder: pathlib.Path, round_index: int, *words: str) -> None:
 def command(*words: str, program: str = ENTRY, cache: str = "") -> list[str]:
     """Gives the command line of a process of its own, its compiled programs kept in `cache`."""
     if cache:
-        program = (
-            f"import jax; jax.config.update('jax_compilation_cache_dir', {cache!r}); {program}"
-        )
+        setting = f"os.environ['JAX_COMPILATION_CACHE_DIR'] = {cache!r}"
+        program = f"import os; {setting}; {program}"
     return [sys.executable, "-c", program, *words]
 
 

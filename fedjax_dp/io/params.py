@@ -18,7 +18,7 @@ from fedjax_dp.io.logbook import to_json
 
 Format = Literal["safetensors", "npz", "orbax"]
 FORMATS = ("safetensors", "npz", "orbax")
-# In the header of a safetensors file.
+# In the header of a safetensors file, or in what it says about its parameters.
 DIGEST = "sha256"
 # In that header and, as an array of text, in an .npz file: JSON about the parameters.
 ABOUT = "fedjax_dp"
@@ -77,7 +77,10 @@ def write_params(
 
         arrays = {name: jnp.asarray(array) for name, array in named.items()}
         on_host = {name: np.asarray(array) for name, array in arrays.items()}
-        header = {DIGEST: digest_of_arrays(on_host, text)} | ({ABOUT: text} if text else {})
+        header = {DIGEST: digest_of_arrays(on_host, text)}
+        # One entry alone: safetensors writes several in an order that differs by process.
+        if text:
+            header = {ABOUT: json.dumps(json.loads(text) | header)}
         save_file(arrays, str(unfinished), metadata=header)
     unfinished.replace(path)
 
@@ -126,7 +129,11 @@ def require_undamaged(
     """
     with safe_open(str(path), "np") as file:
         header = file.metadata() or {}
-    _require(named, header.get(DIGEST), header.get(ABOUT, "") if about is None else about)
+    facts = json.loads(header.get(ABOUT, "{}"))
+    digest = facts.pop(DIGEST, header.get(DIGEST))
+    if about is None:
+        about = json.dumps(facts) if facts else ""
+    _require(named, digest, about)
 
 
 def _require(named: Mapping[str, np.ndarray], digest: str | None, about: str = "") -> None:

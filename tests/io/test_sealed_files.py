@@ -42,6 +42,22 @@ def test_no_flip_of_parameters_is_silent(tmp_path, form):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_equal_parameters_are_equal_files_and_what_is_said_of_them_is_sealed(tmp_path, form):
+    about = {"model": "x", "inputs": {"age": [0.1, 1e-30]}}
+    for number in range(8):
+        write_params(tmp_path / f"{number}.{form}", {"a": np.ones(3)}, about=about)
+    (content,) = {path.read_bytes() for path in tmp_path.iterdir()}
+    assert read_params(tmp_path / f"0.{form}").keys() == {"a"}
+    changed = tmp_path / f"changed.{form}"
+    # Text of an archive of NumPy has four bytes for each character.
+    name = "age" if form == "safetensors" else "age".encode("utf-32-le").decode()
+    assert content.count(name.encode()) == 1
+    changed.write_bytes(content.replace(name.encode(), name.replace("g", "c").encode()))
+    with pytest.raises(ValueError, match="be an intact"):
+        read_params(changed)
+
+
 def test_parameters_of_16_bits_have_a_digest_too(tmp_path):
     path = tmp_path / "p.safetensors"
     write_params(path, {"a": jnp.ones(3, jnp.bfloat16), "b": np.arange(3)})
