@@ -202,7 +202,7 @@ def stratified_split(
     smallest = min(num_test, len(strata) - num_test)
     rule = f"leave both parts at least {len(counts)} records, one of each stratum"
     checks.require(smallest >= len(counts), "test_fraction", rule, test_fraction)
-    checks.require(counts.min() >= 2, "each stratum", "have at least 2 records", counts.min())
+    checks.require(bool(counts.min() >= 2), "each stratum", "have at least 2 records", counts.min())
     draws = np.random.RandomState(seed)
     for_training = _shares(counts, len(strata) - num_test, draws)
     for_testing = _shares(counts - for_training, num_test, draws)
