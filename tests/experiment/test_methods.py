@@ -25,9 +25,15 @@ def test_facts_of_methods_are_those_of_their_papers():
     assert (ifca.down, ifca.up) == ("2 models", "1 model and 8 bytes")
     assert ifca.units == ("client",) and ifca.covered == {"client": "all models of the server"}
     assert "--algorithm.options.num_models=2" in ifca.command
-    lines = methods_table([scaffold, ifca]).splitlines()
-    assert len(lines) == 4 and len({line.count(" | ") for line in lines}) == 1
-    assert "Karimireddy and others 2020 (SCAFFOLD), algorithm 1" in lines[2]
+    twin = scaffold._replace(name="twin")
+    tables = [part.splitlines() for part in methods_table([scaffold, ifca, twin]).split("\n\n")]
+    assert [len(lines) for lines in tables] == [5, 4, 5]
+    assert [{line.count(" | ") for line in lines} for lines in tables] == [{4}, {2}, {2}]
+    # Methods that protect the same share a row.
+    assert tables[1][2].startswith(
+        "| `scaffold`, `twin` | record or client: the shared model | yes"
+    )
+    assert "Karimireddy and others 2020 (SCAFFOLD), algorithm 1" in tables[2][2]
 
 
 def test_every_method_protects_clients_or_says_why_not():

@@ -93,29 +93,31 @@ def methods(names: Sequence[str] | None = None) -> list[Method]:
 
 @checked
 def methods_table(listed: Sequence[Method]) -> str:
-    """Writes methods as a table in Markdown.
+    """Writes methods as three tables in Markdown.
 
     Args:
       listed: as `methods` returns them.
 
     Returns:
-      The table, one line for each method.
+      What each method does and sends; what ε covers, by methods that are alike in this; sources and
+      commands.
     """
-    heads = ("method", "source", "client state", "down", "up", "protects", "clients", "command")
-    rows = [
-        (
-            f"**`{m.name}`** {m.summary}",
-            m.source,
-            m.kept,
-            m.down,
-            m.up,
-            _protection(m),
-            m.clients,
-            f"`fedjax-dp {' '.join(m.command)}`",
-        )
-        for m in listed
-    ]
-    lines = [heads, ["---"] * len(heads), *rows]
+    sizes = [(f"**`{m.name}`**", m.summary, m.kept, m.down, m.up) for m in listed]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for m in listed:
+        alike.setdefault((_protection(m), m.clients), []).append(f"`{m.name}`")
+    protected = [(", ".join(names), *facts) for facts, names in alike.items()]
+    runs = [(f"`{m.name}`", m.source, f"`fedjax-dp {' '.join(m.command)}`") for m in listed]
+    tables = (
+        _table(("method", "what it does", "client state", "down", "up"), sizes),
+        _table(("methods", "protects", "clients"), protected),
+        _table(("method", "source", "command"), runs),
+    )
+    return "\n\n".join(tables)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = (heads, ["---"] * len(heads), *rows)
     return "\n".join(f"| {' | '.join(cell.replace('|', ' ') for cell in row)} |" for row in lines)
 
 
