@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -11,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fedjax_dp.cli.output import print_document
+from fedjax_dp.cli.output import Output, console, note_loading, print_document
 from fedjax_dp.core import terminal
 from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.core.packages import MissingPackageError
@@ -46,6 +47,10 @@ COMMANDS = {
     "speeds.json`.",
     "bench": "Time a workload, or list them: `fedjax-dp bench list`, `fedjax-dp bench W1 --json`.",
 }
+# They import JAX, and more, before they can print a line of their own.
+_LONG = ("sweep", "audit", "evaluate", "predict", "estimate", "measure", "bench", "conformance")
+# Options that print no progress, or may not.
+_SILENT = re.compile("-q|--quiet|--help|--log-level.*")
 # Groups, whose commands have two words.
 _GROUPS = ("data", "export", "privacy")
 
@@ -62,6 +67,9 @@ class _Commands(TyperGroup):
         if ctx.params.get("as_json") and "--json" not in rest:
             end = rest.index("--") if "--" in rest else len(rest)
             rest = [*rest[:end], "--json", *rest[end:]]
+        is_silent = ctx.resilient_parsing or any(map(_SILENT.fullmatch, rest))
+        if name in _LONG and not is_silent:
+            note_loading(Output(console(), console(is_error=True)))
         return name, found and command(str(name)), rest
 
 

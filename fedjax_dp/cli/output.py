@@ -93,6 +93,12 @@ def console(*, is_error: bool = False) -> Console:
     )
 
 
+def note_loading(out: Output) -> None:
+    """Prints the first step of a command, before it imports what takes seconds."""
+    if "jax" not in sys.modules:
+        out.note("loading libraries")
+
+
 class _Visible(logging.Formatter):
     """Formats records, with control characters escaped."""
 

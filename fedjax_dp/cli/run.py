@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from fedjax_dp.cli.output import (
     Output,
     answering,
     application,
+    note_loading,
     shown_path,
 )
 
@@ -71,8 +71,7 @@ def command(
         return Answer({"schema": tables}, lambda out: out.answers.print(text), text)
     if keys:
         return _keys([*([] if file is None else [file]), *overrides])
-    if "jax" not in sys.modules:
-        out.note("loading libraries")
+    note_loading(out)
     from fedjax_dp.cli.progress import INTERRUPTED, ending
     from fedjax_dp.core import checks, files
     from fedjax_dp.experiment.reading import config_files

@@ -219,6 +219,15 @@ def test_a_mistake_is_a_document_too(fedjax_dp, words, command, message):
     assert status == 2 and not output and message in errors
 
 
+@pytest.mark.parametrize("words", [(), ("-q",), ("--help",), ("--log-level=error",)])
+def test_a_long_command_prints_a_line_before_it_imports_jax(monkeypatch, capsys, words):
+    monkeypatch.delitem(sys.modules, "jax")
+    monkeypatch.setattr(main, "command", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main.app(["sweep", *words])
+    assert capsys.readouterr().err == ("" if words else "loading libraries\n")
+
+
 def test_a_fault_of_the_program_is_a_document_beside_its_traceback(fedjax_dp, monkeypatch):
     def fails(*args):
         raise TypeError("a fault of ours")
