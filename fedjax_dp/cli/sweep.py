@@ -16,6 +16,7 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key
+from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.studies import executors, paper
 from fedjax_dp.experiment.studies.cluster import Cluster
 from fedjax_dp.experiment.studies.point_settings import with_settings
@@ -207,7 +208,7 @@ def command(
     _require_apart(keys, overrides)
     config = load_config(file, overrides)
     folder = output or pathlib.Path("runs") / f"{config.title}-sweep"
-    study = _study(config.title, file, axes)
+    study = _study(config, file, axes)
     grid = grid_points(study, words=overrides)
     if settings is not None:
         grid, set_keys = with_settings(grid, settings)
@@ -235,9 +236,12 @@ def command(
     return _tabled(folder, len(grid), entries, table)
 
 
-def _study(title: str, file: str | None, axes: Mapping[str, Any]) -> Study:
+def _study(config: Config, file: str | None, axes: Mapping[str, Any]) -> Study:
+    """Makes the study of a grid, whose table has the metrics of `run.metrics` too."""
     path = None if file is None else pathlib.Path(file)
-    return Study(name=title, file=path, axes=axes, rows="", columns="", metrics=_METRICS)
+    names = [name.rpartition(":")[2] for name in config.run.metrics]
+    metrics = _METRICS | {f"test_{name}": 1.0 for name in names}
+    return Study(name=config.title, file=path, axes=axes, rows="", columns="", metrics=metrics)
 
 
 def _tabled(
@@ -304,7 +308,8 @@ def _searched(
         metric=choosing.metric or _METRIC,
     )
     folder = output or pathlib.Path("runs") / f"{config.title}-search"
-    study = _study(config.title, file, {})._replace(metrics={plan.metric: 1.0, **_METRICS})
+    study = _study(config, file, {})
+    study = study._replace(metrics={plan.metric: 1.0, **study.metrics})
     with _resumable(out, "search", folder):
         rounds = plan.trials * config.run.rounds
         with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:

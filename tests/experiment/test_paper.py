@@ -106,6 +106,44 @@ def test_what_all_points_share_is_in_the_caption_alone():
     assert "one seed" in words and "Bold" not in words and "standard error" not in words
 
 
+def test_each_unit_has_the_delta_of_the_lines_that_protect_it():
+    accuracies = {("dp_sgd",): [0.5, 0.6], ("dp_fedavg",): [0.7, 0.8], ("fedavg",): [0.8, 0.9]}
+    rows = rows_of(accuracies, axes=(NAME,))
+    units = {"dp_sgd": ("record", 4.0, 1e-5), "dp_fedavg": ("client", 8.0, 1e-3)}
+    for row in rows:
+        if row[NAME] in units:
+            unit, epsilon, delta = units[row[NAME]]
+            row |= {"epsilon": epsilon, f"epsilon_{unit}": epsilon}
+            row |= {"dp_delta": delta, f"dp_delta_{unit}": delta}
+    study = study_of(NAME)
+    words = caption_of(paper.as_latex(study, rows))
+    assert r"for one record: $\varepsilon$ at $\delta = 10^{-5}$," in words
+    assert r"for one client: $\varepsilon$ at $\delta = 0.001$," in words
+    # No two lines have one ε, of which one could be the best.
+    assert "Bold" not in words
+    _, *lines = cells_of(paper.as_latex(study, rows))
+    assert [line[1:3] for line in lines] == [["$4$", "--"], ["--", "$8$"], ["none", "none"]]
+    rows[0]["dp_delta_record"] = 1e-6
+    assert r"for one record: $\varepsilon$ at $\delta \leq 10^{-5}$," in caption_of(
+        paper.as_latex(study, rows)
+    )
+
+
+def test_a_metric_is_a_column_bold_if_its_better_direction_is_known():
+    rows = rows_of({("a",): [0.5, 0.6], ("b",): [0.7, 0.8]}, axes=(NAME,), epsilon_record=1.0)
+    for row in rows:
+        is_b = row[NAME] == "b"
+        row |= {"test_mine": 5.0 + is_b + 1e-3 * int(row["seed"]), "test_confusion": [[1, 0]]}
+        row |= {"test_f1": 0.5 + 0.3 * is_b + 1e-3 * int(row["seed"])}
+    metrics = {"test_mine": 1.0, "test_f1": 1.0, "test_confusion": 1.0}
+    latex = paper.as_latex(study_of(NAME)._replace(metrics=metrics), rows)
+    head, one, other = cells_of(latex)
+    assert len(head) == 3 and "confusion" not in latex
+    assert "mathbf" not in one[1] + other[1] + one[2] and "mathbf" in other[2]
+    entries = average_over_seeds(study_of(NAME)._replace(metrics=metrics), rows)
+    assert {entry["metric"] for entry in entries} == {"test_mine", "test_f1"}
+
+
 @pytest.mark.parametrize("epsilon", [None, "inf"])
 def test_a_run_without_privacy_claims_none(epsilon):
     rows = rows_of({("0.1",): [0.5, 0.6], ("0.2",): [0.5]}, axes=(RATE,))

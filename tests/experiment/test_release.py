@@ -40,8 +40,9 @@ MAY_BE_PUBLISHED = {
     *STATEMENT,
 }
 OPEN_KEYS = (
-    "algorithm clients_per_chunk covered_models dp_delta dp_delta_smallest epsilon epsilon_client "
-    "epsilon_record name not_private num_clients num_parameters rounds test_accuracy_of"
+    "algorithm clients_per_chunk covered_models dp_delta dp_delta_client dp_delta_record "
+    "dp_delta_smallest epsilon epsilon_client epsilon_record name not_private num_clients "
+    "num_parameters rounds test_accuracy_of"
 )
 CLAIM_KEYS = (
     "accountant assumes_every_round batch_size_per_unit budget_per_unit clip_norm "

@@ -394,8 +394,8 @@ class Column:
                 "hold names that recur, since each becomes a category, and not identifiers, dates "
                 f"or sentences, most of which occur once; {ways}"
             )
-            row = int(rows[np.argmax(self.texts[rows] == values[np.argmax(counts == 1)])])
-            self.refuse(row, rule, f"{num_once} of {len(values)} values that occur once")
+            got = f"{num_once} of {len(values)} values that occur once"
+            disclosure.require(False, f"column {self.name!r}", rule, got)
 
     def written(self, row: int) -> Any:
         """Returns a cell as the file has it."""

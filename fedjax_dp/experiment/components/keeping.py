@@ -27,13 +27,17 @@ def check_kept(section: RunSection) -> None:
 
 def require_direction(metric: str, key: str, value: str) -> None:
     """Requires a metric, which the value of a key names, of which one direction is better."""
+    rule = f"name a metric that ends in one of {', '.join(_LARGER + _SMALLER)}, of which one "
+    rule += "direction is known to be better"
+    checks.require(has_direction(metric), key, rule, value)
+
+
+def has_direction(metric: str) -> bool:
+    """Whether one direction of a metric is known to be better, by its name."""
     name = _ADDED.sub("", metric)
     # A spread of accuracies is no accuracy, and a number of clients without an AUC is no AUC.
     is_other = name.removeprefix("unseen_").startswith(("std_", "clients_without_"))
-    is_known = name.endswith(_LARGER + _SMALLER) and not is_other
-    rule = f"name a metric that ends in one of {', '.join(_LARGER + _SMALLER)}, of which one "
-    rule += "direction is known to be better"
-    checks.require(is_known, key, rule, value)
+    return name.endswith(_LARGER + _SMALLER) and not is_other
 
 
 def is_larger_better(metric: str) -> bool:

@@ -133,7 +133,8 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
     is_run = (folder / CONFIG_FILE).is_file()
     checks.require(is_run, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER
-    checks.require(kept.is_dir(), "folder", "hold a checkpoint", str(folder))
+    rule = "hold a checkpoint; of a release, model.safetensors alone has the parameters"
+    checks.require(kept.is_dir(), "folder", rule, str(folder))
     config, population = config_of(folder, warn), None
     registered = Registered.read(kept / REGISTERED_FILE)
     if registered is not None:

@@ -89,6 +89,8 @@ _OPEN = {
     "algorithm",
     "dp_delta",
     "dp_delta_smallest",
+    "dp_delta_record",
+    "dp_delta_client",
     "rounds",
     METRIC,
     "num_clients",

@@ -192,6 +192,7 @@ def write_results(
     deltas = [delta for claim in claims for delta in claim["dp_delta_per_unit"]]
     summary |= {"dp_delta": max(deltas, default=None)}
     summary |= {"dp_delta_smallest": min(deltas, default=None)}
+    summary |= {f"dp_delta_{each['unit']}": max(each["dp_delta_per_unit"]) for each in claims}
     summary |= _of_shared_records(claims)
     summary["not_private"] = exact_keys(summary, is_length_public=not also_not_private)
     # JSON has no infinity, and null would mean that nothing is claimed.

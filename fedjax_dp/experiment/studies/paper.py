@@ -13,8 +13,8 @@ from scipy import stats
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.foreign_text import in_latex
 from fedjax_dp.core.titles import title_of, title_of_key
-from fedjax_dp.experiment.components.keeping import is_larger_better
-from fedjax_dp.experiment.studies.sweep import Study
+from fedjax_dp.experiment.components.keeping import has_direction, is_larger_better
+from fedjax_dp.experiment.studies.sweep import Study, number_of
 from fedjax_dp.privacy.reports.latex import in_math
 
 _Rows = Sequence[Mapping[str, Any]]
@@ -181,16 +181,27 @@ def _named(axis: str, value: str, study: Study) -> str:
 
 
 def _has(rows: _Rows, name: str) -> bool:
-    return any(row.get(name) is not None for row in rows)
+    return any(number_of(row, name) is not None for row in rows)
 
 
 def _epsilon(group: _Rows, name: str) -> str:
-    """Writes the largest ε of a point's seeds."""
-    # JSON has an infinite ε as a string.
-    found = [float(row[name]) for row in group if row.get(name) is not None]
+    """Writes the largest ε of a point's seeds; "none" if it claims nothing at all."""
+    found = [each for each in (number_of(row, name) for row in group) if each is not None]
     if not found:
-        return "none"
+        return _MISSING if _has(group, "epsilon") else "none"
     return f"${in_math(shown('epsilon', max(found)))}$" if max(found) < math.inf else r"$\infty$"
+
+
+def _delta(rows: _Rows, name: str) -> str:
+    """Writes the δ of what has an ε: the largest, at which every ε holds too."""
+    key = name.replace("epsilon", "dp_delta")
+    # Runs of older versions have one δ, of both units.
+    found = [row.get(key, row.get("dp_delta")) for row in rows if row.get(name) is not None]
+    deltas = {float(delta) for delta in found if delta is not None}
+    if not deltas:
+        return ""
+    sign = "=" if len(deltas) == 1 else r"\leq"
+    return rf" at $\delta {sign} {in_math(shown('dp_delta', max(deltas)))}$"
 
 
 def _level(name: str, spent: Sequence[str]) -> str:
@@ -211,9 +222,10 @@ def _head(metric: str) -> str:
 def _figures(points: Sequence[_Rows], metric: str, epsilons: Sequence[Any]) -> list[str]:
     """Writes mean ± standard error of each point; what is clearly best of an ε is bold."""
     factor = 100.0 if metric.endswith(_ACCURACY) else 1.0
-    samples = [[factor * float(r[metric]) for r in g if r.get(metric) is not None] for g in points]
+    found = [[number_of(row, metric) for row in group] for group in points]
+    samples = [[factor * each for each in group if each is not None] for group in found]
     bold = set()
-    for epsilon in set(epsilons):
+    for epsilon in set(epsilons) if has_direction(metric) else ():
         places = [i for i, each in enumerate(epsilons) if each == epsilon and samples[i]]
         best = clear_best([samples[i] for i in places], is_larger_better(metric))
         bold |= {places[best]} if best is not None else set()
@@ -249,19 +261,18 @@ def _caption(
     number = f"{most}" if least == most else f"{least} to {most}"
     over = rf": mean $\pm$ standard error over {number} seeds." if most > 1 else ", one seed."
     parts = [f"{in_latex(title_of(study.name))}: {named}{over}"]
-    deltas = [float(row["dp_delta"]) for row in rows if row.get("dp_delta") is not None]
-    delta = f" at $\\delta = {in_math(shown('dp_delta', max(deltas)))}$" if deltas else ""
     for place, name in enumerate(spent):
         values = {each[place] for each in epsilons}
         epsilon = rf"$\varepsilon = {values.pop()[1:]}" if len(values) == 1 else r"$\varepsilon$"
         level = name.removeprefix("epsilon").lstrip("_")
         whose = f" for one {level}" if level else ""
+        delta = _delta(rows, name)
         parts.append(f"Differential privacy{whose}: {epsilon}{delta}, of a single run.")
     if spent:
         parts.append("The choice of a line by these figures is not covered.")
     else:
         parts.append("No differential privacy is claimed.")
-    if most > 1 and len(seeds) > 1:
+    if most > 1 and len(set(epsilons)) < len(epsilons):
         same = r" of the same $\varepsilon$" if len(set(epsilons)) > 1 else ""
         parts.append(rf"Bold: better than every other line{same} with 95\,\% confidence.")
     return " ".join(parts)

@@ -1,5 +1,6 @@
 """Runs a grid of experiments, each in its own run folder; its tables, as CSV and Markdown."""
 
+import contextlib
 import csv
 import io
 import itertools
@@ -189,7 +190,7 @@ def run_all(
     counted = Continued(watcher or Watcher())
 
     def ended(place: int, summary: Mapping[str, Any]) -> None:
-        measured = [m for m in study.metrics if summary.get(m)]
+        measured = [m for m in study.metrics if number_of(summary, m)]
         results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in measured)
         is_interrupted = " (interrupted)" if summary.get("ended") == "interrupted" else ""
         report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{is_interrupted}")
@@ -249,6 +250,14 @@ def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str
     return rows
 
 
+def number_of(summary: Mapping[str, Any], name: str) -> float | None:
+    """Reads a number of a summary; None for a table, or what is not there."""
+    # JSON has an infinite ε as a string.
+    with contextlib.suppress(TypeError, ValueError):
+        return float(summary.get(name))  # type: ignore[arg-type]
+    return None
+
+
 def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Averages results over seeds.
 
@@ -267,8 +276,8 @@ def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
     for names, members in groups.items():
         values = dict(zip(axes, names, strict=True))
         for metric, factor in study.metrics.items():
-            # JSON has an infinite ε as a string.
-            numbers = [factor * float(m[metric]) for m in members if m.get(metric) is not None]
+            found = [number_of(member, metric) for member in members]
+            numbers = [factor * number for number in found if number is not None]
             if numbers:
                 spread = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
                 entries.append(
