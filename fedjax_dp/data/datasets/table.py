@@ -669,11 +669,10 @@ class _Coder:
         texts = column.texts
         if self.gaps.missing == "fill" and column.name in self.gaps.fill:
             fill = self._name(self.gaps.fill[column.name])
-            declared = self.column_coding.categories.get(column.name)
-            if declared is not None:
-                rule = f"one of the categories that are declared for it, {', '.join(declared)}"
-                fits = fill in map(self._name, declared)
-                checks.require(fits, f"fill.{column.name}", f"be {rule}", fill)
+            if column.name in self.column_coding.categories:
+                declared = [self._name(each) for each in self.column_coding.categories[column.name]]
+                rule = f"be one of the categories that are declared for it, {', '.join(declared)}"
+                checks.require(fill in declared, f"fill.{column.name}", rule, fill)
             texts = np.where(column.is_missing, fill, texts)
             self.note(column, fill=fill)
         elif self.gaps.missing == "mean":
