@@ -26,6 +26,8 @@ class Repository(MetadataHookInterface):
             raise ValueError(f"REPOSITORY_URL must be https://HOST/OWNER/NAME, got {address!r}")
         installed = runpy.run_path(str(root / "docs" / "hooks" / "installing.py"))["published"]
         text = installed((root / "README.md").read_text("utf-8"))
+        if address:
+            text = text.replace("a clone of the repository", f"a clone of {address}")
         tag = f"v{metadata['version']}"
         text = _LINK.sub(lambda link: _absolute(*link.groups(), address, tag), text)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

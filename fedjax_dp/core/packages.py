@@ -25,7 +25,7 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         raise MissingPackageError(
             f"{what} needs the package {package}, which is not installed: {installing(extra)}"
-        ) from error
+        ) from None
 
 
 def installer() -> str:

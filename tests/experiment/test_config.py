@@ -314,6 +314,8 @@ def test_configurations_of_studies_are_found_in_every_folder(tmp_path, monkeypat
     name, own = "experiments/fedavg/mnist.toml", tmp_path / "experiments" / "fedavg"
     monkeypatch.chdir(tmp_path)
     assert load_config(name).algorithm.name == "fedavg"
+    with pytest.raises(ConfigError, match=r"'mnist\.toml'; .* experiments/fedavg/mnist\.toml"):
+        load_config("mnist.toml")
     with pytest.raises(ConfigError, match=r"no configuration file 'fedavg/mnist\.toml'"):
         load_config("fedavg/mnist.toml")
     own.mkdir(parents=True)

@@ -98,15 +98,22 @@ def _read(path: str | pathlib.Path) -> dict[str, Any]:
     try:
         path = os.path.expanduser(path)
         kind = files.kind_of(path, "the configuration file")
+        packages = _PACKED if _PACKED.is_dir() else _PACKED.parents[1]
         if kind == "missing" and pathlib.PurePath(path).parts[:1] == ("experiments",):
-            packed = (_PACKED if _PACKED.is_dir() else _PACKED.parents[1]) / path
+            packed = packages / path
             if files.kind_of(packed, "the configuration file") == "file":
                 path, kind = str(packed), "file"
         is_table = without_ending(str(path)) != str(path)
         rule = "be TOML; a table is read by --data.name=table --data.options.path=FILE"
         checks.require(not is_table, "the configuration file", rule, str(path))
         if kind == "missing":
-            raise ConfigError(f"there is no configuration file {str(path)!r}")
+            name = pathlib.PurePath(path).name
+            there = [
+                p.relative_to(packages).as_posix() for p in packages.glob("experiments/**/*.toml")
+            ]
+            same = [each for each in sorted(there) if each.endswith(f"/{name}")]
+            hint = f"; with the package come {', '.join(same)}" if same else ""
+            raise ConfigError(f"there is no configuration file {str(path)!r}{hint}")
         if kind != "other":
             # A pipe, as a shell makes one of `<(command)`, is read like a file.
             files.require_file(path, "the configuration file")

@@ -1,13 +1,12 @@
 """Writes the results of a run: summary, privacy statement, plots, release."""
 
-import contextlib
-import importlib
+import importlib.util
 import json
 import pathlib
 import threading
 import tomllib
-import warnings
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ from chex import PRNGKey
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.keys import Purpose, fold
-from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries
+from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries, needed_for
 from fedjax_dp.core.titles import title_of
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.engine.accounts.privacy_accounting import unit_facts
@@ -323,12 +322,11 @@ def _of_updates(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def import_plots() -> None:
-    """Imports what draws in a thread, while programs compile and run; `_draw` reports errors."""
-
-    def work() -> None:
-        with contextlib.suppress(MissingPackageError):
-            importlib.import_module("fedjax_dp.io.plots")
-
+    """Imports what draws in a thread, while programs compile and run, if it is installed."""
+    with needed_for("drawing", "plots"):
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ModuleNotFoundError(name="matplotlib")
+    work = partial(importlib.import_module, "fedjax_dp.io.plots")
     threading.Thread(target=work, name="imports").start()
 
 
@@ -340,8 +338,8 @@ def _draw(
 ) -> None:
     try:
         from fedjax_dp.io import plots
-    except MissingPackageError as missing:
-        warnings.warn(f"no plots are drawn: {missing}", stacklevel=2)
+    except MissingPackageError:
+        # The run has warned of it before its first round.
         return
     name = experiment.config.run.name or title_of(experiment.config.data.name)
     title = f"{name}: {title_of(experiment.simulation.algorithm.name)}"

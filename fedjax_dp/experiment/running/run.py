@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.devices import is_distributed, of_first_process
+from fedjax_dp.core.packages import MissingPackageError
 from fedjax_dp.engine.client_store import ClientStore
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.joint import Finished, Request
@@ -126,7 +127,10 @@ def steps(
 
     watcher.phase("compiling")
     if section.plots:
-        import_plots()
+        try:
+            import_plots()
+        except MissingPackageError as missing:
+            health.warn(f"no plots are drawn: {missing}")
     compiling = time.perf_counter()
     state = jax.block_until_ready((yield Request(state, start.key, start.hyper, 0)).state)
     timing = {"seconds_compiling": time.perf_counter() - compiling}
