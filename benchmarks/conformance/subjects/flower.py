@@ -23,8 +23,8 @@ CLIENTS = 4
 # The mean over the clients that are sampled; whose update is zeros is the neighbour.
 RELEASE = Release(1.0, 1.0, CLIENTS, (6, 2), CLIENTS, "zero_out")
 EVERYBODY = Training(RELEASE, FixedSize(CLIENTS, CLIENTS), 20)
-# Every number is in a range of −8 to 8 before it is rounded.
-QUANTIZED = Release(64.0, 0.0, CLIENTS, (6, 2), CLIENTS, "zero_out", "l1")
+# Every number is in a range of −8 to 8 before it is rounded; the mean is that of who replies.
+QUANTIZED = Release(64.0, 0.0, None, (6, 2), CLIENTS, "zero_out", "l1")
 # An error of a tenth of the noise, which fewer do not show.
 DRAWS = {"adaptive clipping, server side": 256, "adaptive clipping, client side": 256}
 
