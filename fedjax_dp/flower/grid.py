@@ -256,6 +256,10 @@ def answers(
     failures: dict[int, str] = {}
     for reply in grid.send_and_receive(sent, timeout=timeout):
         node = reply.metadata.src_node_id
+        if node not in packets:
+            # Of a node that is offline the SuperLink answers in its own name.
+            asked = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
+            node = asked.get(reply.metadata.reply_to_message_id, node)
         if reply.has_error():
             failures[node] = str(reply.error.reason)
             warnings.warn(f"node {node} failed: {failures[node]}", stacklevel=2)

@@ -19,6 +19,7 @@ from fedjax_dp.engine import Fate, population_of
 from fedjax_dp.engine import federation as federation_of
 from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.flower import GridNodes, deployed
+from fedjax_dp.flower.grid import answers
 from fedjax_dp.flower.packets import Packet, arrays_of
 from fedjax_dp.flower.plan import Plan
 from fedjax_dp.flower.testing import InProcess
@@ -103,6 +104,26 @@ WRONG = {
     "with numbers for arrays": of_numbers,
     "with an archive for an array": with_archive,
 }
+
+
+class Offline(InProcess):
+    """Nodes that are offline: the SuperLink answers for each, as node 1."""
+
+    def send_and_receive(self, messages, *, timeout=None):
+        replies = []
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = f"message {number}"
+            replies.append(Message(Error(3, "Node Unavailable"), reply_to=message))
+            replies[-1].metadata.__dict__["_src_node_id"] = 1
+        return replies
+
+
+def test_a_node_that_is_offline_is_named():
+    with pytest.warns(UserWarning, match="node 1[23] failed: Node Unavailable"):
+        found, failures = answers(
+            Offline(None, {}), "train", dict.fromkeys((12, 13), Packet()), "", 1
+        )
+    assert not found and set(failures) == {12, 13}
 
 
 @pytest.fixture(scope="module")
