@@ -21,7 +21,7 @@ MARK_WORDS = {
     "covered": "yes: it holds what ε covers, and public facts",
     "named": "no: it names clients or files, which `run.release` leaves out",
     "exact": "no: it holds exact figures of the data, which no ε covers",
-    "secret": "no: it allows removing the noise",
+    "secret": "no: it allows removing the noise, or shows who was drawn",
 }
 _LATER = "Files that are not listed were added later: do not publish them."
 # Columns of a table, each present if clients differ.

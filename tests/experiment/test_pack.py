@@ -95,7 +95,7 @@ def test_what_may_be_published_is_what_the_marks_say(folder, tmp_path):
     exact = "it holds exact figures of the data, which no ε covers"
     assert packed.left_out == {
         **dict.fromkeys(["a note", "clients", "metrics.jsonl", "summary.json"], exact),
-        "checkpoint": "it allows removing the noise",
+        "checkpoint": "it allows removing the noise, or shows who was drawn",
     }
     top = unpack(packed.file, tmp_path / "there")
     # Not the name of the folder.
@@ -104,7 +104,7 @@ def test_what_may_be_published_is_what_the_marks_say(folder, tmp_path):
     # A seed is the root of the noise.
     seeded = pack(as_run(tmp_path / "seeded", secret=False), release=True)
     assert seeded.files == ("environment.json",)
-    assert seeded.left_out["config.toml"] == "it allows removing the noise"
+    assert seeded.left_out["config.toml"] == "it allows removing the noise, or shows who was drawn"
 
 
 @slow
@@ -202,13 +202,18 @@ def test_the_command_says_what_it_packed_and_what_it_left_out(folder, tmp_path, 
     said = f"wrote {tmp_path / 'wards-001.tar'}: 8 files, not to be published: --release packs"
     assert output.startswith(said)
     status, output, errors = fedjax_dp("pack", folder, "--release")
-    assert status == 0 and "checkpoint\tit allows removing the noise" in output
+    assert (
+        status == 0 and "checkpoint\tit allows removing the noise, or shows who was drawn" in output
+    )
     assert "this run has released neither a summary nor a model" in errors
     (tmp_path / "wards-001-release.tar").unlink()
     status, output, _ = fedjax_dp("pack", folder, "--release", "--json")
     document = json.loads(output)
     assert document["file"] == str(tmp_path / "wards-001-release.tar")
-    assert {"file": "checkpoint", "reason": "it allows removing the noise"} in document["left_out"]
+    assert {
+        "file": "checkpoint",
+        "reason": "it allows removing the noise, or shows who was drawn",
+    } in document["left_out"]
     assert len(document["files"]) == 4 and len(document["sha256"]) == 64
 
 

@@ -79,7 +79,7 @@ def test_every_file_of_a_run_folder_has_its_mark(folder):
     text = (folder / "privacy.md").read_text("utf-8")
     for name in marks:
         assert f"| `{name}` | " in text
-    assert "| `checkpoint` | no: it allows removing the noise |" in text
+    assert "| `checkpoint` | no: it allows removing the noise, or shows who was drawn |" in text
 
 
 def test_lists_and_statements_name_the_files_that_are_there(folder):

@@ -230,7 +230,7 @@ def test_the_statement_of_a_node_is_that_of_its_ledger(plan, tmp_path, fedjax_dp
     (claim,) = document["statement"]["claims"]
     assert claim["epsilon_per_unit"] == ledger.epsilon(DELTA)
     assert claim["unit"] == "record"
-    assert claim["client_names"] == ["0", "2"] and claim["noise_root"] == "secret"
+    assert claim["client_names"] == ["0", "2"] and claim["noise_root"] == "nodes"
     assert min(once) > 0 and claim["num_compositions"] == [once[0], 2 * once[1]]
     _, output, _ = fedjax_dp("privacy", "report", file, *delta)
     rows = re.findall(r"^\| (\d) \| ([\d.]+) \| (\d+) \|", output, re.M)

@@ -189,6 +189,21 @@ def test_the_statement_names_the_source_of_the_noise(ledger, noise_root, said, u
 
 
 @pytest.mark.parametrize(
+    "trust, keys, root",
+    [(None, "device", "nodes"), (None, "parity", "secret"), ("server", "device", "secret")],
+)
+def test_the_root_of_a_deployment_is_that_which_draws_its_noise(trust, keys, root):
+    ledger = Ledger("record", "zero_out")
+    ledger.charge(poisson(0.1, 1.5))
+    facts = {"noise_root": "secret", "noise_root_file": "a/root", "deployment": {"keys": keys}}
+    data = st.statement(ledger, 1e-5, trust=trust, **facts)
+    words, of_run = st.in_words(data), root == "secret"
+    assert data["noise_root"] == root
+    assert ("`a/root`" in words) == ("destroyed or kept secret" in words) == of_run
+    assert ("which the server never has" in words) != of_run
+
+
+@pytest.mark.parametrize(
     "event, relation, accountant, hidden",
     [
         (poisson(0.1, 1.5), "zero_out", "rdp", ["which", "how many"]),

@@ -349,6 +349,15 @@ ROOTS = {
         "holds against those who cannot search that many keys.",
         "The noise is pseudorandom from a secret key of 64 bits, drawn from the operating system.",
     ),
+    "nodes": Words(
+        "The noise was drawn on the nodes, each from a root of its own from its operating system, "
+        "which the server never has. A node must keep its root secret, with everything saved "
+        "beside it: anyone who has it can subtract the noise of the node's clients. A root has as "
+        "many bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic: the "
+        "claim holds against those who cannot search that many keys.",
+        "The noise is pseudorandom from secret keys of 64 bits, drawn from the operating systems "
+        "of the nodes.",
+    ),
 }
 _GAUSSIAN = Words("Gaussian noise", "Gaussian noise~[dwork2014algorithmic]")
 MECHANISMS: dict[type[DpEvent], Words] = {
