@@ -76,5 +76,8 @@ def flower(
     names = write_app(config, folder, runs, keys=keys)  # type: ignore[arg-type]
     document = {"folder": str(folder), "files": names, "output": str(runs)}
     start = f"FLWR_HOME={shlex.quote(str(folder / '.flwr'))} flwr run {shlex.quote(str(folder))}"
-    words = f"wrote {folder}: to run it on a federation on this machine, {start}"
+    words = (
+        f"wrote {folder}: to run it on a federation on this machine, {start}, with --run-config "
+        "'own-data=true' if nodes have data of their own"
+    )
     return Answer(document, lambda out: out.say(words), str(folder))

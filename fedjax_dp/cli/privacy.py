@@ -174,7 +174,12 @@ def report(
 def _of_node(path: pathlib.Path, delta: float | None, accountant: str, *, latex: bool) -> Answer:
     """Answers with the statement of a node's ledger."""
     files.require_file(path, "RUN")
-    checks.require(delta is not None, "--delta", "be given for the ledger of a node", None)
+    checks.require(
+        delta is not None,
+        "--delta",
+        "be given for the ledger of a node: the dp_delta of its runs",
+        None,
+    )
     assert delta is not None
     checks.require(0 < delta < 1, "--delta", "be in (0, 1)", delta)
     claim = claim_of_node(path, delta, accountant)
