@@ -78,16 +78,20 @@ def generated(page: str) -> str:
 
 
 def datasets_table() -> str:
-    """The table of data sets."""
-    rows = []
+    """The table of data sets, and that of their files, by data sets with the same ones."""
+    rows: list[tuple[str, ...]] = []
+    alike: dict[str, list[str]] = {}
     for name in datasets.available():
         about = datasets.info(name)
         options = [key for key in datasets.options(name) if key.startswith("client")]
         clients = "yes" if about.names_clients else ", ".join(f"`{key}`" for key in options)
-        files = "; or ".join(_files(source) for source in about.sources)
         link = f"[`{name}`](configuration.md#data.name-{name})"
-        rows.append((link, about.summary, clients, files or "none", about.licence))
-    return _table(("name", "what", "clients", "files", "licence"), rows)
+        rows.append((link, about.summary, clients, about.licence))
+        if files := "; or ".join(_files(source) for source in about.sources):
+            alike.setdefault(files, []).append(f"`{name}`")
+    kinds = _table(("name", "what", "clients", "licence"), rows)
+    places = [(", ".join(names), files) for files, names in alike.items()]
+    return f"{kinds}\n\n{_table(('data sets', 'files'), places)}"
 
 
 def _files(source: Any) -> str:
