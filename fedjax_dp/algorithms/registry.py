@@ -332,7 +332,8 @@ def build(
       The algorithm.
 
     Raises:
-      ValueError: for an unknown name, or a unit of privacy that the algorithm does not offer.
+      ValueError: for an unknown name, or a unit of privacy that the algorithm does not offer, or
+        offers and does not claim.
       TypeError: for an unknown or a missing option.
     """
     checks.one_of("algorithm.name", name, ALGORITHMS)
@@ -341,4 +342,13 @@ def build(
     require_public_inputs(name, 0 if problem.public_x is None else len(problem.public_x))
     facts = {fact: getattr(problem, fact) for fact in (*entry.stand_in, *entry.given)}
     # An option may replace a fact, such as budgets that clients declare.
-    return entry.factory(model, trainer, **{**facts, **registry.grouped(entry.factory, options)})
+    options = {**facts, **registry.grouped(entry.factory, options)}
+    algorithm = entry.factory(model, trainer, **options)
+    wanted = {"none": (), "both": ("client", "record")}.get(unit, (unit,))
+    left = [each for each in wanted if each not in algorithm.claims.units]
+    if left:
+        raise ValueError(
+            f"the algorithm {name} claims no privacy for {' and '.join(left)}: its factory must "
+            "pass on the aggregator and the trainer that it receives"
+        )
+    return algorithm

@@ -79,7 +79,7 @@ def command(
     )
     verdict = "violated" if report.is_violated else "not violated"
     status = 1 if report.is_violated else 0
-    return Answer(_document(report), lambda out: _show(out, report), verdict, status)
+    return Answer(_document(report), lambda out: _show(out, report, noise_share), verdict, status)
 
 
 def _document(report: AuditReport) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _document(report: AuditReport) -> dict[str, Any]:
     }
 
 
-def _show(out: Output, report: AuditReport) -> None:
+def _show(out: Output, report: AuditReport, noise_share: float) -> None:
     def verdict(result: AuditResult | StepCheck) -> str:
         return "VIOLATED" if result.is_violated else "holds"
 
@@ -147,5 +147,10 @@ def _show(out: Output, report: AuditReport) -> None:
         out.say("no privacy is claimed: there is nothing to audit")
     elif report.is_violated:
         out.say("violated: a proven bound exceeds its claim, or a step exceeds its stated bound")
+    elif noise_share < 1:
+        out.say(
+            f"no violation found at {noise_share:g} of the noise: this audit is too small to find "
+            "one; more --runs or --canaries find more"
+        )
     else:
         out.say("no violation found, which does not prove privacy")

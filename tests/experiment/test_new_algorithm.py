@@ -60,6 +60,19 @@ def test_it_is_given_its_facts_and_options():
     assert seen == [(3, 2, True)]
 
 
+def test_it_claims_the_units_that_it_offers(monkeypatch):
+    """Not if its factory leaves the aggregator unused: it would train without any noise."""
+
+    def deaf(model, trainer, *, aggregator=None):
+        return fedavg(model, trainer)
+
+    entry = Entry(deaf, ("none", "client"), ("aggregator",))
+    monkeypatch.setitem(ALGORITHMS, "deaf", entry)
+    words = (*SMALL, "--algorithm.name=deaf", "--privacy.unit=client")
+    with pytest.raises(ValueError, match=r"deaf claims no privacy for client: .* the aggregator"):
+        assemble(load_config(None, words))
+
+
 def test_it_is_swept(tmp_path):
     file = tmp_path / "study.toml"
     file.write_text(to_toml(load_config(None, WORDS)), encoding="utf-8")
