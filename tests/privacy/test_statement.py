@@ -188,6 +188,12 @@ def test_the_statement_names_the_source_of_the_noise(ledger, noise_root, said, u
     assert "The root is in `a/root` of the run folder and nowhere else." in kept
 
 
+def test_the_statement_names_code_that_is_not_of_the_package(ledger):
+    words = st.in_words(st.statement(ledger, 1e-5, own_parts=["mine.py:entry", "a.b:model"]))
+    assert "takes part: `mine.py:entry`, `a.b:model`. It is trusted" in words
+    assert "not of this package" not in st.in_words(st.statement(ledger, 1e-5))
+
+
 @pytest.mark.parametrize(
     "trust, keys, root",
     [(None, "device", "nodes"), (None, "parity", "secret"), ("server", "device", "secret")],

@@ -25,6 +25,7 @@ from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.evaluation.evaluate import Evaluation, summarize
 from fedjax_dp.evaluation.noised import METRIC
+from fedjax_dp.experiment.components.catalogue import own_parts
 from fedjax_dp.experiment.components.experiment import Experiment, Population
 from fedjax_dp.experiment.components.keeping import kept_metric
 from fedjax_dp.experiment.components.measured import RELEASED
@@ -431,6 +432,8 @@ def facts_of(
     if experiment.config.run.secret:
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
         common |= {"noise_root": "secret", "noise_root_file": file}
+    if parts := own_parts(experiment.config):
+        common["own_parts"] = parts
     if hyper.factors:
         common["schedules"] = described(experiment.config)
     bound_of_clients = experiment.client_clip_norm

@@ -127,6 +127,7 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
         "computed": ", ".join(seed + versions),
         "accuracy_noise": ends("noise_multiplier", noised) if noised else None,
         "changed": "; ".join(claim.get("schedules", ())),
+        "own": ", ".join(f"`{name}`" for name in claim.get("own_parts", ())),
     }
 
 
@@ -628,6 +629,11 @@ SENTENCES = {
         "\n\nNumbers of the run changed over rounds: {changed}. Each round is charged by those it "
         "ran with.",
         "Some numbers of training changed over rounds, each of which is charged by its own.",
+    ),
+    "own": Words(
+        "\n\nCode that is not of this package takes part: {own}. It is trusted to do what it "
+        "declares.",
+        "Parts of the run are code of its own, which is trusted to do what it declares.",
     ),
     "parameters": Words("\n\n{partial}{origin}", ""),
     "secure_aggregation": Words(
