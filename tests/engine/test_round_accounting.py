@@ -407,8 +407,6 @@ def test_nothing_is_kept_where_nothing_is_claimed():
     account = PrivacyAccounting(sim)
     account.charge(record_of(*FOUR_ROUNDS))
     assert account.ledgers == {} and account.epsilon({}) == {}
-    with pytest.raises(ValueError, match=r"\(none is\), got \['client'\]"):
-        account.epsilon({"client": 1e-3})
     assert account.affordable_rounds(state, KEY, 9, {"client": 0.0}, DELTA, "rdp") == 9
 
 
@@ -600,6 +598,8 @@ def test_one_number_is_the_largest_epsilon_of_the_only_unit():
         other = PrivacyAccounting(simulate(unit, sampling.poisson(), COHORT))
         with pytest.raises(ValueError, match="dp_delta must be given for each unit, by its name"):
             other.epsilon(1e-6)
+    with pytest.raises(ValueError, match=r"each unit that is claimed: client, record, got \['rec"):
+        other.epsilon({"record": 1e-6})
 
 
 @pytest.mark.parametrize("joined", [None, participants.participation(sampling.poisson(), 6, 2)])

@@ -131,7 +131,7 @@ def page(epsilon, dp_delta, tmp_path, **_):
 def audit(epsilon, dp_delta, **_):
     bound = AuditResult("client", "gaussian", dp_delta, 0.0, epsilon, 0.5, 1, 1)
     found = AuditReport([bound], {"client": [StepCheck("step", 0.0, epsilon)]}, None)
-    return printed(lambda out: audit_command._show(out, found))
+    return printed(lambda out: audit_command._show(out, found, 1.0))
 
 
 def warning(epsilon, dp_delta, **_):
@@ -198,7 +198,7 @@ def test_noise_is_never_shown_larger_nor_a_bound_smaller_than_it_was(
 def test_proven_bounds_and_budgets_are_never_shown_larger():
     bound = AuditResult("client", "gaussian", 1e-5, 2 * BELOW, 8.0, 0.7 * BELOW, 1, 1)
     found = AuditReport([bound], {"client": [StepCheck("step", 3 * BELOW, 9.0)]}, None)
-    text = printed(lambda out: audit_command._show(out, found))
+    text = printed(lambda out: audit_command._show(out, found, 1.0))
     for exact in (2 * BELOW, 0.7 * BELOW, 3 * BELOW):
         assert max(numbers_near(text, exact)) <= exact
     claim = claim_of(1.0, 1e-5)

@@ -440,8 +440,8 @@ class PrivacyAccounting:
           accounts, a float.
 
         Raises:
-          ValueError: for one number where several units are claimed, or none is; without a unit
-            that is claimed, or for one where none is.
+          ValueError: for one number where several units are claimed, or none is; if a unit that is
+            claimed is missing.
         """
         if accountant is None:
             accountant = self._accountant or "rdp"
@@ -450,9 +450,8 @@ class PrivacyAccounting:
             checks.require(len(self.ledgers) == 1, "dp_delta", rule, dp_delta)
             (ledger,) = self.ledgers.values()
             return float(np.max(ledger.epsilon(dp_delta, accountant)))
-        rule = f"have each unit that is claimed ({', '.join(self.ledgers) or 'none is'})"
-        has_all = self.ledgers.keys() <= dp_delta.keys() and bool(self.ledgers) >= bool(dp_delta)
-        checks.require(has_all, "dp_delta", rule, [*dp_delta])
+        has_all, rule = self.ledgers.keys() <= dp_delta.keys(), "have each unit that is claimed"
+        checks.require(has_all, "dp_delta", f"{rule}: {', '.join(self.ledgers)}", [*dp_delta])
         return {unit: v.epsilon(dp_delta[unit], accountant) for unit, v in self.ledgers.items()}
 
     def to_json(self) -> str:
