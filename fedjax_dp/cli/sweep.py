@@ -225,13 +225,17 @@ def command(
     checks.require(not names, "--select or --search", "be given, to have trials", names)
     rounds = sum(loaded(study, point).run.rounds for point in grid)
     with _resumable(out, "sweep", folder):
-        with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
-            sweep(study, grid, folder, out.note, watcher=progress, cluster=cluster)
-        rows = read_summaries(grid, folder)
-        entries = average_over_seeds(study, rows)
-        table = as_list(study, entries)
-        _write_tables(folder, study, entries, table)
-        write_text(folder / "table.tex", paper.as_latex(study, rows))
+        try:
+            with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
+                sweep(study, grid, folder, out.note, watcher=progress, cluster=cluster)
+        finally:
+            # Also of an interrupted sweep, the points that have ended.
+            rows = [r for r in read_summaries(grid, folder) if r.get("ended") != "interrupted"]
+            entries = average_over_seeds(study, rows)
+            table = as_list(study, entries)
+            if rows:
+                _write_tables(folder, study, entries, table)
+                write_text(folder / "table.tex", paper.as_latex(study, rows))
         _draw(study, entries, folder / "accuracy.png", out)
     return _tabled(folder, len(grid), entries, table)
 

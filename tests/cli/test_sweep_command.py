@@ -1,10 +1,12 @@
 """`fedjax-dp sweep`: the points of a grid, and the tables of their results."""
 
 import json
+import sys
 import tomllib
 
 import pytest
 
+from fedjax_dp.cli import progress
 from fedjax_dp.cli import sweep as command
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.studies import sweep as module
@@ -44,6 +46,25 @@ def test_a_grid_has_a_run_for_each_point_and_a_table_over_seeds(fedjax_dp, playe
     assert f"0.5,8,test_accuracy,0.375,{deviation:.6g},2," in rows
     assert f"| 0.5 | 8 | 0.3750 ± {deviation:.4f} |" in (folder / "table.md").read_text()
     assert (folder / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_interrupted_sweep_has_the_table_of_the_points_that_ended(
+    fedjax_dp, monkeypatch, tmp_path
+):
+    def sweep(study, grid, output, report, watcher, cluster):
+        for point, ended in zip(grid, ("rounds", "interrupted"), strict=True):
+            (output / point.name).mkdir(parents=True)
+            summary = {"test_accuracy": 0.25, "ended": ended}
+            (output / point.name / "summary.json").write_text(json.dumps(summary))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "sweep", sweep)
+    monkeypatch.setattr(progress, "end_process", lambda out, name, text, status: sys.exit(status))
+    words = ("--over", "training.learning_rate=0.1,0.5", "--output", str(tmp_path / "grid"))
+    assert fedjax_dp("sweep", *words)[0] == 130
+    heads, _, *rows = (tmp_path / "grid" / "table.md").read_text().splitlines()[2:]
+    assert heads == "| training.learning_rate | test_accuracy | seeds |"
+    assert rows == ["| 0.1 | 0.2500 | 1 |"]
 
 
 def test_the_users_folder_is_known_where_the_shell_leaves_it(

@@ -69,7 +69,9 @@ def test_points_run_together_and_end_where_each_ends_alone(tmp_path, counted):
     said = []
     sweep(STUDY, grid, tmp_path / "all", said.append)
     assert [(joint.num_traces, count) for joint, count in counted] == [(1, 8)]
-    assert len(said) == 8
+    # One line for each point, and one hint of a kind.
+    hints = [line.partition("hint: ")[2].partition(": ")[0] for line in said if "hint: " in line]
+    assert len(said) == 8 + len(hints) and len(hints) == len(set(hints)) > 0
     for point in (grid[0], grid[-1]):
         run(loaded(STUDY, point), tmp_path / point.name)
         assert lines(tmp_path / "all" / point.name) == lines(tmp_path / point.name)

@@ -192,12 +192,19 @@ def run_all(
     def ended(place: int, summary: Mapping[str, Any]) -> None:
         measured = [m for m in study.metrics if number_of(summary, m)]
         results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in measured)
-        is_interrupted = " (interrupted)" if summary.get("ended") == "interrupted" else ""
-        report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{is_interrupted}")
+        is_interrupted = summary.get("ended") == "interrupted"
+        after = f" (interrupted after round {summary['rounds']})" if is_interrupted else ""
+        report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{after}")
         for text in summary.get("warnings", ()):
             if text not in warned:
                 warned.add(text)
                 report(f"{labels[place]}: warning: {text}")
+        # Of each kind, which the key at its beginning names, the first alone: figures differ.
+        for text in summary.get("hints", ()):
+            kind = text.partition(": ")[0]
+            if kind not in warned:
+                warned.add(kind)
+                report(f"{labels[place]}: hint: {text}")
 
     def may_start() -> bool:
         return time.perf_counter() - started <= seconds
