@@ -34,7 +34,7 @@ def as_latex(study: Study, rows: _Rows) -> str:
       rows: the summaries of its points, as `read_summaries` returns them.
 
     Returns:
-      The text of a LaTeX file: a floating table with its caption and label.
+      The text of a LaTeX file, a floating table with its caption and label.
     """
     axes = _varied(study, rows)
     spent = [n for n in ("epsilon_record", "epsilon_client") if _has(rows, n)]
