@@ -374,15 +374,26 @@ def is_variation(words: list[str]) -> bool:
 ENDING = ("--run.rounds", "--resume", "--keys", "--help")
 
 
+# Pages whose programs take longest, and whose tests of parts tell the same.
+LATER = {
+    f"how-to/{name}"
+    for name in (
+        *("augmentation", "bring-your-own", "data", "early-stopping", "models"),
+        *("parquet-and-hugging-face", "pretrained-models", "resuming", "schedules", "sweeps"),
+        *("tasks", "write-a-wrapper"),
+    )
+} | {"methods/asynchronous", "methods/clock"}
+
+
 def programs():
-    """Every page with what runs of it: all but variations soon, those too in the slow suite."""
+    """Every page with what runs of it: most but variations soon, all in the slow suite."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         name = page.relative_to(ROOT / "docs").with_suffix("").as_posix()
         found = fenced(page.read_text("utf-8"))
         lines = [words for kind, code in found if not kind for words in command_lines(code)]
         varied = [words for words in lines if is_variation(words)]
         if len(varied) < len(lines) or any(kind for kind, _ in found):
-            yield pytest.param(page, False, marks=telling, id=name)
+            yield pytest.param(page, False, marks=slow if name in LATER else telling, id=name)
         if varied:
             yield pytest.param(page, True, marks=slow, id=f"{name}, with variations")
 

@@ -13,7 +13,7 @@ import typing
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 
 from benchmarks.accelerator import constants, estimates, kernels, rounding, rounds
 from benchmarks.accelerator import page as pages
@@ -292,7 +292,7 @@ def test_tokens_of_p2_are_followed_by_their_labels():
 FAST = ("rounding", "F4", "peaks", "products steps", "records steps", "trace of P1", "peer flower")
 
 
-@telling
+@slow
 def test_the_command_measures_its_steps_on_a_cpu(tmp_path):
     command = [sys.executable, "-m", "benchmarks.accelerator", "--minutes", "30", "--only", *FAST]
     done = subprocess.run(

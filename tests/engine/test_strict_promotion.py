@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 from cases import CASES
-from marks import later, telling
+from marks import later, slow, telling
 from run_folders import in_subprocess
 from small_problem import make_model
 
@@ -59,7 +59,7 @@ def test_draws_promote_no_type_implicitly(name, limit):
     assert drawn.indices.dtype == np.int32
 
 
-@telling
+@slow
 def test_a_run_is_the_same_run(tmp_path, monkeypatch):
     found = []
     for promotion in ("standard", "strict"):

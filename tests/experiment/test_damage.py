@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from damage import KINDS, damage
-from marks import later, telling
+from marks import later, slow, telling
 from run_folders import assemble_once, read_json
 
 from fedjax_dp.core.files import digest_of
@@ -128,7 +128,7 @@ def test_what_is_read_without_a_model_names_what_is_damaged(
         )
 
 
-@telling
+@slow
 def test_a_hundred_damages_are_named_or_harmless(uninterrupted, tmp_path, expected):
     """Of all kinds, over every file of a run folder."""
     rng, before = np.random.default_rng(2), expected(READERS)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import later, telling
 from run_folders import DRAWN, SMALL, die_and_resume, execute, metrics, read_json
 
 from fedjax_dp.experiment.assembly.assemble import checked_config
@@ -22,13 +22,15 @@ PLATEAU = "--schedules.training.learning_rate={curve = 'plateau'"
 ROUGH = ("--training.learning_rate=3", "--run.seed=1")
 
 
+FOLLOWED = ("test_accuracy", "test_loss", "worst_client_accuracy")
+
+
 def arrays_of(folder):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(load_run(folder).params)]
 
 
-@telling
 @pytest.mark.usefixtures("shared_programs", "no_pictures")
-@pytest.mark.parametrize("metric", ["test_accuracy", "test_loss", "worst_client_accuracy"])
+@pytest.mark.parametrize("metric", later(FOLLOWED, soon=FOLLOWED[:1]))
 def test_the_kept_model_is_that_of_a_run_that_ends_there(tmp_path, metric):
     words = (*LONG, *ROUGH, "--privacy.record.noise_multiplier=1", "--privacy.record.epsilon=none")
     words += ("--privacy.client.noise_multiplier=1", "--privacy.client.epsilon=none")

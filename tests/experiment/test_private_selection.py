@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
-from marks import telling
+from marks import slow, telling
 from run_folders import SMALL, dying_after, read_json
 
 from fedjax_dp.engine.evaluation import Evaluator
@@ -79,7 +79,7 @@ def test_the_best_trial_is_released_with_the_cost_of_the_choice(tmp_path):
     assert len({each["test_loss"] for each in scores}) == 3
 
 
-@telling
+@slow
 def test_an_interrupted_selection_resumes_the_trials_that_it_drew(tmp_path):
     with dying_after(2):
         chosen(tmp_path)

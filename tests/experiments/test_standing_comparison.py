@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow
 
 from experiments.comparison import compare, ranks
 from fedjax_dp.algorithms.registry import ALGORITHMS
@@ -171,7 +171,7 @@ def test_an_unknown_selection_is_refused_by_name():
         compare.selection(["method=dp_sg"])
 
 
-@telling
+@slow
 def test_a_piece_is_tuned_run_and_continued(tmp_path, monkeypatch, capsys):
     small = {"seeds": [0, 1], "epsilons": [8], "trials": 2}
     planned = compare.plan() | small
