@@ -293,10 +293,13 @@ def _run(
 
 
 def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
-    """Returns the mean seconds of a run by task and unit; the plan's where none was run."""
+    """Returns the mean seconds of a run by task and unit; the plan's where none was run.
+
+    Processor time, since other work on the cores changes the time on the clock alone.
+    """
     found: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
-        found.setdefault((cell.task, cell.unit), []).append(cell.seconds)
+        found.setdefault((cell.task, cell.unit), []).append(cell.cpu_seconds)
     stated = {
         (task, unit): seconds
         for task in (*tasks(), *larger())

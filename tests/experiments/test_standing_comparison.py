@@ -156,7 +156,7 @@ def test_ranks_need_all_seeds_and_the_same_methods():
 
 
 def test_hours_left_count_trials_and_cells_at_measured_seconds():
-    done = [row(epsilon=1.0, seed=seed, seconds=36.0) for seed in compare.plan()["seeds"]]
+    done = [row(epsilon=1.0, seed=seed, cpu_seconds=36.0) for seed in compare.plan()["seeds"]]
     [(_, count, hours)] = compare.left_hours(done, [PIECE], [1.0, 2.0])
     assert (count, hours) == (5, pytest.approx((4 + 5) * 36 / 3600))
 
