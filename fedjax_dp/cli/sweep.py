@@ -228,14 +228,11 @@ def command(
         try:
             with where.opened(folder) as cluster, Progress(out, _NAME, rounds) as progress:
                 sweep(study, grid, folder, out.note, watcher=progress, cluster=cluster)
-        finally:
-            # Also of an interrupted sweep, the points that have ended.
-            rows = [r for r in read_summaries(grid, folder) if r.get("ended") != "interrupted"]
-            entries = average_over_seeds(study, rows)
-            table = as_list(study, entries)
-            if rows:
-                _write_tables(folder, study, entries, table)
-                write_text(folder / "table.tex", paper.as_latex(study, rows))
+        except KeyboardInterrupt:
+            if folder.is_dir():
+                _tabulate(study, grid, folder)
+            raise
+        entries, table = _tabulate(study, grid, folder)
         _draw(study, entries, folder / "accuracy.png", out)
     return _tabled(folder, len(grid), entries, table)
 
@@ -246,6 +243,18 @@ def _study(config: Config, file: str | None, axes: Mapping[str, Any]) -> Study:
     names = [name.rpartition(":")[2] for name in config.run.metrics]
     metrics = _METRICS | {f"test_{name}": 1.0 for name in names}
     return Study(name=config.title, file=path, axes=axes, rows="", columns="", metrics=metrics)
+
+
+def _tabulate(
+    study: Study, grid: Sequence[Point], folder: pathlib.Path
+) -> tuple[list[dict[str, Any]], str]:
+    """Writes the tables of the points that have ended; returns their entries, and one table."""
+    rows = [row for row in read_summaries(grid, folder) if row.get("ended") != "interrupted"]
+    entries = average_over_seeds(study, rows)
+    table = as_list(study, entries)
+    _write_tables(folder, study, entries, table)
+    write_text(folder / "table.tex", paper.as_latex(study, rows))
+    return entries, table
 
 
 def _tabled(
