@@ -432,8 +432,9 @@ def facts_of(
     if experiment.config.run.secret:
         file = f"{CHECKPOINT_FOLDER}/{ROOT_FILE}"
         common |= {"noise_root": "secret", "noise_root_file": file}
-    if parts := own_parts(experiment.config):
-        common["own_parts"] = parts
+    # A statement may be published: folders of a user are no part of it.
+    if parts := {pathlib.PurePath(name).name for name in own_parts(experiment.config)}:
+        common["own_parts"] = sorted(parts)
     if hyper.factors:
         common["schedules"] = described(experiment.config)
     bound_of_clients = experiment.client_clip_norm

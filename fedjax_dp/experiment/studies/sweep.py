@@ -1,6 +1,5 @@
 """Runs a grid of experiments, each in its own run folder; its tables, as CSV and Markdown."""
 
-import contextlib
 import csv
 import io
 import itertools
@@ -8,6 +7,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -259,10 +259,9 @@ def read_summaries(grid: Sequence[Point], output: pathlib.Path) -> list[dict[str
 
 def number_of(summary: Mapping[str, Any], name: str) -> float | None:
     """Reads a number of a summary; None for a table, or what is not there."""
+    value = summary.get(name)
     # JSON has an infinite ε as a string.
-    with contextlib.suppress(TypeError, ValueError):
-        return float(summary.get(name))  # type: ignore[arg-type]
-    return None
+    return float(value) if isinstance(value, Real) or value == "inf" else None
 
 
 def average_over_seeds(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
