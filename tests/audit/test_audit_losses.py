@@ -85,10 +85,7 @@ CASES = {
 
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(case, marks=telling if "CNN" in case or "choices" in case else slow)
-        for case in CASES
-    ],
+    [pytest.param(case, marks=telling if "CNN" in case else slow) for case in CASES],
 )
 def test_bounds_are_below_their_claims_and_above_them_at_half_the_noise(case):
     name, model, num_runs = CASES[case]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from marks import telling
+from marks import slow
 from typer.main import get_command
 
 from fedjax_dp.cli import main
@@ -43,7 +43,7 @@ def test_nothing_large_is_imported_for_few_words(code, said):
     assert said in printed and not modules & set(SLOW)
 
 
-@telling
+@slow
 def test_importing_a_name_imports_no_other_room():
     _, modules = imported_by("import fedjax_dp; fedjax_dp.Model")
     assert "fedjax_dp.models" in modules

@@ -264,7 +264,7 @@ def run_on_disk(directory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.telling
+@pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/proc/self/status").exists(), reason="reads memory on Linux")
 def test_a_million_clients_on_disk(tmp_path):
     """20 examples each: opened without being read, trained in cohorts of a thousand."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import timed
-from marks import telling
+from marks import slow, telling
 from side_by_side import several_devices
 from small_problem import (
     NUM_CLIENTS,
@@ -303,7 +303,7 @@ def on_several_devices():
         assert_same_state(found[0][0], found[1][0], atol=1e-6)
 
 
-@telling
+@slow
 def test_four_devices_give_the_clock_of_one():
     environment = os.environ | {
         "XLA_FLAGS": several_devices(4),

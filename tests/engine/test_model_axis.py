@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
-from marks import slow, telling
+from marks import slow
 from model_axis_worker import RULES, algorithm_of, divided, made
 from side_by_side import several_devices
 from small_problem import NUM_CLIENTS
@@ -72,7 +72,7 @@ def kernels_of(job):
 @pytest.mark.parametrize(
     "jobs",
     [
-        pytest.param(TELLING, id="telling", marks=telling),
+        pytest.param(TELLING, id="telling", marks=slow),
         pytest.param(OTHERS, id="others", marks=slow),
     ],
 )

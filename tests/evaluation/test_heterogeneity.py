@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 from oracles.splitting import LeastSquares, chapter_data
 
 from fedjax_dp.data.federated import FederatedData
@@ -21,9 +21,9 @@ def measured(a, b, theta):
 @pytest.mark.parametrize(
     ("sigma", "printed"),
     [
-        pytest.param(0.25, 119e3, marks=telling),
+        pytest.param(0.25, 119e3, marks=slow),
         pytest.param(2.0, 7.61e6, marks=telling),
-        pytest.param(10.0, 190.3e6, marks=telling),
+        pytest.param(10.0, 190.3e6, marks=slow),
     ],
 )
 def test_the_chapters_generator_has_the_values_that_figure_2_7_prints(sigma, printed):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 from run_folders import DRAWN, SMALL, die_and_resume, execute, metrics, read_json, saved_arrays
 
 from fedjax_dp.experiment.assembly.assemble import assemble, checked_config
@@ -22,7 +22,7 @@ def test_without_test_data_of_clients_nothing_can_be_evaluated_after_local_train
         assemble(load_config(None, words))
 
 
-@telling
+@slow
 @pytest.mark.usefixtures("shared_programs", "no_pictures")
 def test_nothing_of_it_is_kept_and_a_resumed_run_finds_the_same(tmp_path):
     """Under privacy of clients and records, with noise everywhere."""

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 import tomli_w
-from marks import later, telling
+from marks import slow, telling
 from run_folders import (
     DRAWN,
     ENTRY,
@@ -460,8 +460,8 @@ def test_signals_that_come_together_are_one(monkeypatch, tmp_path):
     assert status == 130 and "interrupted after round 2; to resume" in text
 
 
-@telling
-@pytest.mark.parametrize("devices", later([1, 2], but=[2]))
+@slow
+@pytest.mark.parametrize("devices", [1, 2])
 def test_a_round_that_never_ends_is_ended_by_the_second_signal(
     tmp_path, compilation_cache, devices
 ):

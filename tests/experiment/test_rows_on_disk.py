@@ -8,7 +8,7 @@ from collections import namedtuple
 import jax
 import numpy as np
 import pytest
-from marks import telling
+from marks import slow, telling
 from run_folders import (
     EVERY,
     SMALL,
@@ -95,7 +95,7 @@ main()
 """
 
 
-@telling
+@slow
 def test_a_run_needs_no_more_of_a_system_than_all_have(whole, tmp_path):
     folder = tmp_path / "run"
     once = dict(word.split("=", 1) for word in DISK)

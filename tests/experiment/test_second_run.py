@@ -3,7 +3,7 @@
 import os
 import time
 
-from marks import telling
+from marks import slow
 from run_folders import ENTRY, assert_same_run, in_subprocess, read_json
 
 from fedjax_dp.experiment import load_config
@@ -36,7 +36,7 @@ def show():
 """
 
 
-@telling
+@slow
 def test_a_second_run_compiles_and_times_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from drawn import flaws, texts
-from marks import later, telling
+from marks import later, slow, telling
 
 from fedjax_dp.data import partition, statistics
 from fedjax_dp.io import client_accuracies, labels_by_client
@@ -160,7 +160,7 @@ def test_names_are_drawn_as_they_are_and_not_as_formulas():
     assert {r"\$\q\$", r"a\nb\x1b", r"pays \$5 or \$6"} <= drawn
 
 
-@telling
+@slow
 def test_drawing_touches_no_global_state():
     code = (
         "import sys, numpy as np; from fedjax_dp.data import statistics as s;"
