@@ -235,10 +235,8 @@ def _as_toml(config: Config, name: str, given: Collection[str], *, has_schema: b
         f"# An experiment of fedjax_dp. To run it: fedjax-dp run {name}",
         "# All keys and their defaults: fedjax-dp run --keys",
     ]
-    wanted = {*_WRITTEN, *given}
-    if config.data.partition == "natural":
-        wanted -= {"data.num_clients"} - set(given)
-    lines = _lines(tomllib.loads(config_files.to_toml(config)), (), wanted, about)
+    tables = tomllib.loads(config_files.to_toml(config))
+    lines = _lines(tables, (), {*_WRITTEN, *given}, about)
     return "\n".join([*head, *lines]) + "\n"
 
 

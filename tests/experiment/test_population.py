@@ -10,6 +10,7 @@ from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import parts_of
 from fedjax_dp.experiment.components.partitions import Partition
+from fedjax_dp.experiment.reading.config_diff import tables_of
 from fedjax_dp.experiment.reading.config_files import load_config, to_toml
 from fedjax_dp.experiment.running.loading import other_data
 from fedjax_dp.experiment.schema.config import DataSection
@@ -68,6 +69,7 @@ def test_a_client_column_that_is_not_used_and_unscaled_numbers_are_named(tmp_pat
         ("--data.name=heart_disease --data.options={}", "natural"),
         ("--data.name=femnist --data.options={} --data.partition=iid", "iid"),
         ("--data.name=femnist --data.options={} --data.num_clients=3", "label_and_quantity_skew"),
+        ("--data.name=mnist --data.partition=shifted_clusters", "shifted_clusters"),
         (
             "--data.name=femnist --data.options={} --data.partition_options.alpha=1",
             "label_and_quantity_skew",
@@ -81,6 +83,11 @@ def test_clients_that_an_option_names_are_the_default(tmp_path, words, partition
     assert config.data.partition == partition
     file.write_text(to_toml(config), encoding="utf-8")
     assert load_config(file).data == config.data
+    # The default number is written if it is that of the run, and else makes no other run.
+    assert ("num_clients" in file.read_text()) == (partition not in ("natural", "shifted_clusters"))
+    if partition == "natural":
+        older = load_config(file, ["--data.num_clients=10"])
+        assert "num_clients" in to_toml(older) and tables_of(older) == tables_of(config)
     if "--data.partition=" not in words and "num_clients" not in words:
         name, given = config.data.name, config.data.partition_options
         options = config.data.options
@@ -150,6 +157,7 @@ def test_the_natural_clients_of_data_of_ones_own_are_the_default(tmp_path, words
     assert parts.population.train.client_names == names
     assert parts.config.data.partition == partition
     file.write_text(to_toml(parts.config), encoding="utf-8")
+    assert ("num_clients" in file.read_text()) == (not names)
     assert load_config(file).data.is_divided and load_config(file).data.partition == partition
     if names:
         few = [*given, "--participation.sampler=fixed_size", "--participation.cohort_size=5"]

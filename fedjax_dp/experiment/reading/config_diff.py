@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_dp.experiment.components.numbers_by_client import KEYS
+from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.schema.constraints import ConfigError
@@ -17,9 +18,14 @@ EXECUTED = ("execution", "training.micro_batch_size", "run.plots")
 
 
 def tables_of(config: Config) -> dict[str, Any]:
-    """Converts a configuration to plain tables, without the data directory."""
+    """Converts a configuration to plain tables, without the data directory.
+
+    Nor do they have a number of clients that does not decide how many there are.
+    """
     tables = tomllib.loads(config_files.to_toml(config))
     tables["data"].pop("data_dir", None)
+    if not PARTITIONS[config.data.partition].counts_clients:
+        tables["data"].pop("num_clients", None)
     return tables
 
 

@@ -16,6 +16,7 @@ from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.registry import is_own
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts
+from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.schema.config import ROOT, Config, Options
 from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused, values_of
 from fedjax_dp.experiment.schema.sections import (
@@ -146,9 +147,13 @@ def to_toml(config: Config) -> str:
         del tables["training"]["learning_rate"]
     if not config.schedules:
         del tables["schedules"]
-    if is_own(config.data.name) and not config.data.is_divided:
+    data = config.data
+    if is_own(data.name) and not data.is_divided:
         # Only the loaded data show whether they name clients.
         del tables["data"]["partition"], tables["data"]["num_clients"]
+    elif not (PARTITIONS[data.partition].counts_clients or "num_clients" in data.model_fields_set):
+        # The default would contradict the number of clients that there are.
+        del tables["data"]["num_clients"]
     return tomli_w.dumps(tables)
 
 
