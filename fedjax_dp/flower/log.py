@@ -4,8 +4,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.serverapp.exception import PrivacyBudgetExhausted
-
 from fedjax_dp.experiment.running.run import (
     Outcome,
     Watcher,
@@ -41,11 +39,9 @@ class LoggedProgress(Watcher):
 
 
 def close(outcome: Outcome) -> None:
-    """Logs the result of a run; raises, for `flwr ls`, if it failed or ended early by itself."""
+    """Logs the result of a run; raises, for `flwr ls`, if it failed or was interrupted."""
     LOG.info(f"{outcome.folder}: {summary_in_words(outcome.summary)}")
     early = describe_early_end(outcome)
-    if outcome.ended == "budget":
-        raise PrivacyBudgetExhausted(f"{early}; its results are in {outcome.folder}")
     if outcome.ended == "interrupted":
         raise RuntimeError(f"{early}; another `flwr run` resumes it in {outcome.folder}")
     if outcome.is_futile:

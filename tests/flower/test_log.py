@@ -5,7 +5,6 @@ import logging
 import pathlib
 
 import pytest
-from flwr.serverapp.exception import PrivacyBudgetExhausted
 
 from fedjax_dp.experiment.running.run import Outcome
 from fedjax_dp.flower.log import LoggedProgress, close
@@ -36,17 +35,21 @@ def lines(caplog, monkeypatch):
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_rounds_and_the_result_are_logged(lines):
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [("callback", " by patience"), ("budget", ": one more would exceed the budget")],
+)
+def test_rounds_and_the_result_are_logged(lines, ended, why):
     progress = LoggedProgress(3)
     progress.phase("compiling")
     progress.done(2, {"test_accuracy": 0.25, "epsilon_client": 1.5})
-    close(outcome(ended="callback"))
+    close(outcome(ended=ended))
     assert lines() == [
         "compiling",
         "round 2 of 3, accuracy 0.250, ε 1.5 (client)",
         "/runs/1: 3 rounds in 12.0 s, test accuracy of the shared model 0.5000, "
         "ε = 2.5 at δ = 1e-05, which covers all models",
-        "stopped after round 3 by patience",
+        f"stopped after round 3{why}",
     ]
 
 
@@ -60,7 +63,7 @@ def test_a_handler_of_the_root_logger_does_not_print_a_line_again(monkeypatch):
 @pytest.mark.parametrize(
     ("ended", "error", "message"),
     [
-        ({"ended": "budget"}, PrivacyBudgetExhausted, "round 3: one more would exceed the budget"),
+        ({"ended": "budget", "is_futile": True}, RuntimeError, "no client's work entered the mod"),
         (
             {"ended": "interrupted"},
             RuntimeError,
