@@ -65,6 +65,8 @@ CLAIMS = {
         choice={"points": 12, "mean": 4.0, "shape": 1.0, "score": "test_accuracy"},
     ),
     "ended early": claimed(GAUSSIAN, planned_rounds=30),
+    "swept": claimed(GAUSSIAN, sweep=9),
+    "searched": claimed(GAUSSIAN, sweep=7, search="Optuna"),
     "personal": claimed(GAUSSIAN, has_personal_models=True),
     "states": claimed(GAUSSIAN, has_client_states=True),
     "no noise": claimed(dpa.NonPrivateDpEvent()),
@@ -130,6 +132,9 @@ def test_what_limits_a_claim_is_said():
     for words in ("masks are simulated", "no masks", "exact scores"):
         assert words not in said["deployed with masks"]
     assert "of all 30 planned rounds" in said["ended early"]
+    assert "of hyper-parameters." in said["poisson"]
+    assert "hyper-parameters or of this run among the 9 or more of a sweep." in said["swept"]
+    assert "among the 7 or more of a sweep, whose settings Optuna chose" in said["searched"]
     assert "no masks between the clients" in said["deployed"]
     assert "exact scores of participants" in said["deployed"]
     both = for_paper([CLAIMS["poisson"], CLAIMS["laplace"]])

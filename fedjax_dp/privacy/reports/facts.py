@@ -124,6 +124,8 @@ def _values(claim: Mapping[str, Any]) -> dict[str, Any]:
         "covers": "covers" if is_covered else "does not cover",
         "root": ROOTS[claim["noise_root"]],
         "uncovered": "; ".join(claim["not_private"]),
+        "of_sweep": _OF_SWEEP if claim.get("sweep") else "",
+        "of_search": _OF_SEARCH if claim.get("search") else "",
         "computed": ", ".join(seed + versions),
         "accuracy_noise": ends("noise_multiplier", noised) if noised else None,
         "changed": "; ".join(claim.get("schedules", ())),
@@ -509,6 +511,9 @@ _DEPLOYED_KEYS = {
 }
 _UNUSED = Words(": {unused} of it was not used.", ".")
 _OF_LAW = Words(", the {planned[share]}-quantile of how often one is drawn", "")
+# A page has them among what is not private.
+_OF_SWEEP = Words("", " or of this run among the {sweep} or more of a sweep{of_search}")
+_OF_SEARCH = Words("", ", whose settings {search} chose by their results")
 _RATE = Words(", at a rate of {sampling_rate}", ", at a rate of ${sampling_rate}$")
 _ALL_PAIRS = Words("masks of all pairs", "one for each pair of clients")
 _NEIGHBOURS = Words(
@@ -724,7 +729,7 @@ SENTENCES = {
         "\n\nNot private, and not covered: {uncovered}.",
         r"Metrics of training and evaluation were computed exactly, and $\varepsilon$ covers "
         "neither them nor choices made from the data outside of the run, such as of "
-        "hyper-parameters.",
+        "hyper-parameters{of_sweep}.",
     ),
     "computed": Words("\n\nComputed with {computed}.", ""),
 }
