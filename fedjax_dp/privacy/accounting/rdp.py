@@ -30,6 +30,8 @@ _SMALL = 1e-6
 # The unit of rounding of float64, in multiples of which bounds are lifted.
 EPS = float(np.finfo(float).eps)
 _CHUNK = 512
+# Terms times entries that a series computes at once.
+_BLOCK = 2**13
 
 
 def poisson_gaussian(
@@ -166,47 +168,64 @@ def _log_moments_whole(q: np.ndarray, z: np.ndarray, alpha: int) -> np.ndarray:
 def _log_moments_fractional(q: np.ndarray, z: np.ndarray, alpha: np.ndarray) -> np.ndarray:
     """Bounds the series: both halves term by term, without signs; converged entries drop out.
 
-    Above order α terms alternate and fall: all that is left is below the last one.
+    Above order α terms alternate and fall: all that is left is below the last one. Terms are
+    computed in blocks, the longer the fewer entries are left, and added up one after another.
     """
     shape = (q.size, alpha.size)
-    log_q, log_p, sigma, order = (
-        np.broadcast_to(x, shape).ravel()
-        for x in (np.log(q)[:, None], np.log1p(-q)[:, None], z[:, None], alpha)
+    numbers = np.stack(
+        [
+            np.broadcast_to(x, shape).ravel()
+            for x in (np.log(q)[:, None], np.log1p(-q)[:, None], z[:, None], alpha)
+        ]
     )
-    crossing = sigma**2 * (log_p - log_q) + 0.5
-    result = np.full(log_q.size, np.inf)
-    active = np.arange(log_q.size)
-    total = np.full(log_q.size, -np.inf)
-    previous = np.full((2, log_q.size), -np.inf)
+    result = np.full(q.size * alpha.size, np.inf)
+    active = np.arange(result.size)
+    total = np.full(result.size, -np.inf)
+    previous = np.full((1, 2, result.size), -np.inf)
     # The possible rounding error of every term, from the numbers that its exponent is summed from.
-    rounding, largest = np.zeros(log_q.size), np.zeros(log_q.size)
-    for i in range(_MAX_TERMS):
-        j = order - i
-        coefficient = _log_comb(order, float(i))
-        halves = []
-        for k, rest, tail in ((i, j, crossing - i), (j, i, j - crossing)):
-            chance, lift = k * log_q + rest * log_p, (k * k - k) / (2 * sigma**2)
-            halves.append(np.stack([coefficient, chance, lift, special.log_ndtr(tail / sigma)]))
-        terms = np.stack([half.sum(axis=0) for half in halves])
-        sizes = np.stack([np.abs(half).sum(axis=0) + 4 for half in halves])
-        total = np.logaddexp(total, np.logaddexp(terms[0], terms[1]))
-        rounding += np.sum(np.exp(np.minimum(terms, 0.0)) * sizes, axis=0)
-        largest = largest + np.sum(sizes * np.exp(np.minimum(terms - total, 0.0)), axis=0)
-        done = np.all(terms < previous, axis=0) & (terms.max(axis=0) < total - 30) & (j < -1)
-        previous = terms
-        if done.any():
-            rest = np.logaddexp(total, np.logaddexp(*terms))[done]
-            lost = np.where(rest <= 0.5, rounding[done], largest[done])
-            result[active[done]] = (rest + 8 * EPS * lost) * (1 + 4 * EPS)
-            left = ~done
-            active, total, previous = active[left], total[left], previous[:, left]
-            rounding, largest = rounding[left], largest[left]
-            log_q, log_p, sigma, order, crossing = (
-                x[left] for x in (log_q, log_p, sigma, order, crossing)
-            )
-            if not active.size:
-                break
+    rounding, largest = np.zeros(result.size), np.zeros(result.size)
+    i = 0
+    while i < _MAX_TERMS and active.size:
+        count = min(max(_BLOCK // active.size, 1), _MAX_TERMS - i)
+        halves = _halves(np.arange(i, i + count, dtype=float)[:, None], *numbers)
+        terms, sizes = halves.sum(axis=2), np.abs(halves).sum(axis=2) + 4
+        pairs = np.logaddexp(terms[:, 0], terms[:, 1])
+        totals = _running(np.logaddexp, total, pairs)
+        chances = np.exp(np.minimum(terms, 0.0))
+        roundings = _running(np.add, rounding, np.sum(chances * sizes, axis=1))
+        shares = np.exp(np.minimum(terms - totals[:, None], 0.0))
+        most = _running(np.add, largest, np.sum(sizes * shares, axis=1))
+        falls = np.all(terms < np.concatenate([previous, terms[:-1]]), axis=1)
+        is_past = numbers[3] - np.arange(i, i + count)[:, None] < -1
+        done = falls & (terms.max(axis=1) < totals - 30) & is_past
+        (ended,) = np.nonzero(done.any(axis=0))
+        at = done.argmax(axis=0)[ended], ended
+        rest = np.logaddexp(totals[at], pairs[at])
+        lost = np.where(rest <= 0.5, roundings[at], most[at])
+        result[active[ended]] = (rest + 8 * EPS * lost) * (1 + 4 * EPS)
+        left = ~done.any(axis=0)
+        active, numbers, previous = active[left], numbers[:, left], terms[-1:, :, left]
+        total, rounding, largest = totals[-1, left], roundings[-1, left], most[-1, left]
+        i += count
     return result.reshape(shape)
+
+
+def _running(add: np.ufunc, start: np.ndarray, terms: np.ndarray) -> np.ndarray:
+    """Returns the sums after each of the terms, `[terms, entries]`, added in their order."""
+    return add.accumulate(np.concatenate([start[None], terms]), axis=0)[1:]
+
+
+def _halves(
+    i: np.ndarray, log_q: np.ndarray, log_p: np.ndarray, sigma: np.ndarray, order: np.ndarray
+) -> np.ndarray:
+    """Returns what the logarithms of terms of both halves are summed from, `[i, 2, 4, entries]`."""
+    j, crossing = order - i, sigma**2 * (log_p - log_q) + 0.5
+    coefficient = _log_comb(order, i)
+    halves = []
+    for k, rest, tail in ((i, j, crossing - i), (j, i, j - crossing)):
+        chance, lift = k * log_q + rest * log_p, (k * k - k) / (2 * sigma**2)
+        halves.append(np.stack([coefficient, chance, lift, special.log_ndtr(tail / sigma)], axis=1))
+    return np.stack(halves, axis=1)
 
 
 def to_epsilon(
