@@ -1,11 +1,14 @@
 """What a run folder and a release must not hold, and the runs of which nothing is released."""
 
+import contextlib
 import tomllib
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
+from marks import slow
 from run_folders import SMALL, assemble_once
 
 from fedjax_dp.data.datasets import Dataset
@@ -163,11 +166,29 @@ def test_records_that_were_taken_for_public_inputs_are_in_no_release():
     assert any("5 examples of the training part" in text for text in facts["also_not_private"])
 
 
+@slow
+def test_a_release_needs_noise_in_each_round_that_may_run(tmp_path):
+    curve = "--schedules.privacy.record.noise_multiplier={curve='list', factors=[1, 0]}"
+    for words, is_covered in (((curve,), False), ((curve, "--privacy.record.epsilon=8"), True)):
+        kept, released = (built(*words, *some) for some in (RELEASED[:1], RELEASED))
+        for i, begin in enumerate((fresh, partial(restored, warn=print))):
+            folder = tmp_path / f"{len(words)}-{i}"
+            if begin is not fresh:
+                fresh(kept, folder)[1].lock.release()
+            covers = contextlib.nullcontext()
+            if not is_covered:
+                rule = "run.release must be left out: no ε of a record follows from the noise"
+                covers = pytest.raises(ValueError, match=rule)
+            with covers:
+                begin(released, folder)[1].lock.release()
+
+
 def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
     words = (*RELEASED, "--training.batch_size={0=4,1=5,2=6}")
     experiment = named_clients(built(*words))
     data = {
         "data_dir": "/home/someone/data",
+        "unseen_clients": ["east"],
         "options": {
             "path": "/home/someone/north/hosp.csv",
             "separator": "/",
@@ -182,7 +203,7 @@ def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
     experiment = experiment._replace(config=experiment.config.model_copy(update=changes))
     assert "north = 4" in config_files.to_toml(experiment.written)
     text = public_config(experiment)
-    for secret in (*HOSPITALS[:1], "west", "/home", "../", "wards/", "data_dir"):
+    for secret in (*HOSPITALS[:1], "west", "east", "/home", "../", "wards/", "data_dir"):
         assert secret not in text
     for kept in ('path = "hosp.csv"', 'separator = "/"', '"mine.py:net"', "params/Dense_0/kernel"):
         assert kept in text
@@ -194,6 +215,8 @@ def test_a_release_names_no_client_and_no_place_of_a_file(tmp_path):
     tables = tomllib.loads(config_files.to_toml(experiment.written))
     assert set(naming_files(tables, HOSPITALS)) == naming
     assert naming_files(tomllib.loads(text), ()) == []
+    assert naming_files({"data": {"unseen_clients": ["east"]}}, ()) == ["config.toml"]
+    assert naming_files({"data": {"unseen_clients": []}}, ()) == []
     marks = marks_of(tmp_path, is_secret=True, naming=[*naming])
     assert {marks[name] for name in naming & marks.keys()} == {"named"}
     ledgers, delta = charged(experiment).ledgers, experiment.dp_delta

@@ -55,9 +55,12 @@ def public_config(experiment: Experiment) -> str:
 
 
 def public_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration without folders of files."""
+    """Returns a configuration without folders of files, and the names of clients held out."""
     public: dict[str, Any] = _without_places(tables)
-    public.get("data", {}).pop("data_dir", None)
+    data = public.get("data", {})
+    data.pop("data_dir", None)
+    if data.get("unseen_clients"):
+        del data["unseen_clients"]
     # Patterns of parameter paths stay.
     patterns = [("model", "frozen"), ("model", "adapters"), ("execution", "model_rules")]
     for part, name in patterns:

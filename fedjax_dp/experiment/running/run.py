@@ -67,6 +67,7 @@ from fedjax_dp.experiment.running.run_folder import (
 from fedjax_dp.experiment.running.starting import (
     Start,
     accounting_of,
+    affordable_rounds,
     first_state,
     fresh,
     restored,
@@ -264,15 +265,8 @@ def _rounds(
 
 def _affordable(experiment: Experiment, state: SimulationState, start: Start) -> int:
     """Counts the planned rounds that may still run before a budget is exceeded."""
-    return start.accounting.affordable_rounds(
-        _at_hand(experiment, state._replace(clients=None)),
-        start.key,
-        experiment.config.run.rounds - int(state.round),
-        experiment.budget,
-        experiment.dp_delta,
-        experiment.config.privacy.accountant,
-        start.hyper,
-    )
+    at_hand = _at_hand(experiment, state._replace(clients=None))
+    return affordable_rounds(experiment, at_hand, start.accounting, start.hyper, start.key)
 
 
 def _charged_as_planned(experiment: Experiment, state: SimulationState, start: Start) -> Experiment:

@@ -135,7 +135,7 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
     key = new_root(section)
     _require_stated(experiment, key)
     _require_one_round(experiment, state, key, accounting)
-    _require_cover(experiment, state, key, accounting)
+    _require_cover(experiment, state, key, accounting, hyper)
     folder = next_folder(experiment.config.title) if folder is None else folder
     # Callbacks and data sets may change the working directory.
     folder = folder.absolute()
@@ -201,6 +201,7 @@ def _restored(
         accounting.restore(ledgers)
     if sent is not None:
         traffic.restore(sent)
+    _require_cover(experiment, state, key, accounting, hyper)
     _require_space(experiment, state)
     withdraw_release(place)
     # The logbook, which reads the metrics next, compares them with their record.
@@ -243,14 +244,40 @@ def _require_one_round(
         checks.require(fits == 1, f"privacy.{unit}.epsilon", rule, epsilon)
 
 
+def affordable_rounds(
+    experiment: Experiment,
+    state: SimulationState,
+    accounting: PrivacyAccounting,
+    hyper: Hyper,
+    key: PRNGKey,
+) -> int:
+    """Counts the planned rounds that may still run before a budget is exceeded."""
+    config = experiment.config
+    return accounting.affordable_rounds(
+        state,
+        key,
+        config.run.rounds - int(state.round),
+        experiment.budget,
+        experiment.dp_delta,
+        config.privacy.accountant,
+        hyper,
+    )
+
+
 def _require_cover(
-    experiment: Experiment, state: SimulationState, key: PRNGKey, accounting: PrivacyAccounting
+    experiment: Experiment,
+    state: SimulationState,
+    key: PRNGKey,
+    accounting: PrivacyAccounting,
+    hyper: Hyper,
 ) -> None:
-    """Requires of a run whose folder is to be released that its noise has a finite ε."""
+    """Requires of a run whose folder is to be released that the noise of each round has an ε."""
     config = experiment.config
     if config.run.release is None:
         return
-    for unit, ledger in accounting.planned(state, key, 1).items():
+    count = affordable_rounds(experiment, state, accounting, hyper, key)
+    ledgers = accounting.planned(state, key, count) if count else accounting.ledgers
+    for unit, ledger in ledgers.items():
         spent = ledger.epsilon(experiment.dp_delta[unit], config.privacy.accountant)
         rule = f"be left out: no ε of a {unit} follows from the noise of this run"
         checks.require(bool(np.all(np.isfinite(spent))), "run.release", rule, config.run.release)
