@@ -10,9 +10,15 @@ from dp_accounting.rdp import RdpAccountant
 from marks import slow, telling
 from run_folders import SMALL, dying_after, read_json
 
+import fedjax_dp as fdp
+from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.engine.evaluation import Evaluator
 from fedjax_dp.experiment import Study, assemble, grid_points, load_config
-from fedjax_dp.experiment.studies.selection import _require_selectable, select_privately
+from fedjax_dp.experiment.studies.selection import (
+    _differs,
+    _require_selectable,
+    select_privately,
+)
 from fedjax_dp.privacy.accounting.renyi import orders_of
 from fedjax_dp.privacy.mechanisms.selection import Repetition, repetition
 
@@ -101,6 +107,10 @@ def test_an_interrupted_selection_resumes_the_trials_that_it_drew(tmp_path):
             ("--evaluation.noise_multiplier=2", "--data.client_test_share=0.2"),
             "evaluation.noise_multiplier must be none for a private selection",
         ),
+        (
+            ("--participation.sampler=min_separated", "--participation.cohort_size=1"),
+            "must draw clients without chance, or charge all: .* got 'min_separated'",
+        ),
     ],
 )
 def test_a_selection_without_an_analysis_is_refused_before_any_trial(tmp_path, words, rule):
@@ -109,6 +119,17 @@ def test_a_selection_without_an_analysis_is_refused_before_any_trial(tmp_path, w
     with pytest.raises(ValueError, match=rule):
         chosen(tmp_path / "trials", (*kept, *words))
     assert not (tmp_path / "trials").exists()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "differs"),
+    [(fdp.poisson(), False), (fdp.cyclic(), False), (fdp.min_separated(1), True)],
+)
+def test_a_root_decides_who_pays_where_those_drawn_at_random_pay_alone(sampler, differs):
+    cohorts = Cohorts(fdp.participation(sampler, 4, cohort_size=2), None, None)
+    assert _differs(cohorts) == differs
+    # Of a wrapper's draw nothing is known.
+    assert _differs(cohorts.given(lambda *given: None))
 
 
 @telling

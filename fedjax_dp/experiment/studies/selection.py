@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_dp.core import checks, files
+from fedjax_dp.core import checks, files, jaxprs
+from fedjax_dp.engine.cohorts import Cohorts
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.keeping import loss_of, require_direction
 from fedjax_dp.experiment.running.metric_names import OBJECTIVE, require_metrics
@@ -150,16 +151,27 @@ def _require_selectable(experiment: Experiment) -> None:
 def _common_cost(grid: Sequence[Point], experiments: Sequence[Experiment]) -> Mapping[str, Ledger]:
     """Computes the cost of one trial; requires that of all points to be the same."""
     ledgers: list[dict[str, Ledger]] = []
-    for experiment in experiments:
+    for point, experiment in zip(grid, experiments, strict=True):
+        cohorts = experiment.simulation.federation.cohorts
+        rule = "draw clients without chance, or charge all: a trial costs what its draws cost"
+        checks.require(not _differs(cohorts), f"a trial of {point.name}", rule, cohorts.name)
         accounting = accounting_of(experiment, experiment.simulation.hyper)
         state, rounds = first_state(experiment), experiment.config.run.rounds
-        # Of any root: a cost that depends on who was drawn differs between two.
-        ledgers += [accounting.planned(state, jax.random.key(i), rounds) for i in range(2)]
+        # Of any root, as none decides who pays.
+        ledgers.append(accounting.planned(state, jax.random.key(0), rounds))
     texts = [{unit: ledger.to_json() for unit, ledger in each.items()} for each in ledgers]
-    for place, text in enumerate(texts):
+    for point, text in zip(grid, texts, strict=True):
         rule = f"cost what {grid[0].name} costs in every trial: the same noise, rates and rounds"
-        checks.require(text == texts[0], f"a trial of {grid[place // 2].name}", rule, "another")
+        checks.require(text == texts[0], f"a trial of {point.name}", rule, "another")
     return ledgers[0]
+
+
+def _differs(cohorts: Cohorts) -> bool:
+    """Whether the root of a run decides who pays for a round."""
+    if cohorts.charges_all:
+        return False
+    draw = jax.make_jaxpr(cohorts.participation.draw)(jax.random.key(0), 0)
+    return cohorts.own is not None or jaxprs.inputs_read(draw)[0]
 
 
 def _drawn(
