@@ -286,6 +286,44 @@ def test_other_clients_hold_out_a_share(monkeypatch, test_sites, section):
     assert "client_test_share" not in made.chosen
 
 
+def test_fewer_examples_are_drawn_from_all_and_the_test_part_stays_whole(monkeypatch):
+    x = np.arange(60.0, dtype=np.float32)[:, None]
+    examples, owner = {"x": x, "y": np.repeat(np.arange(3), 20)}, np.repeat([0, 1, 2], [1, 29, 30])
+    data = Dataset("own", examples, examples, 3, "classification", owner, owner)
+    monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
+
+    def rows(count, seed=0, **section):
+        given = {"partition": "iid", "num_clients": 2, "client_test_share": 0.0} | section
+        section = DataSection(name="digits", max_examples=count, **given)
+        made = population.build_population(section, seed=seed)
+        assert made.test.num_examples == 60
+        return made, made.train.examples["x"].ravel().astype(int).tolist()
+
+    drawn = {seed: set(rows(24, seed)[1]) for seed in range(20)}
+    assert all(len(each) == 24 for each in drawn.values()), "without replacement"
+    # By class, whose rows lie together: 8 of 20 each, with a variance of 8 (2/3) (36/59).
+    counts = np.array(
+        [np.bincount([r // 20 for r in each], minlength=3) for each in drawn.values()]
+    )
+    assert np.all(np.abs(counts.mean(0) - 8) < 5 * np.sqrt(8 * 2 / 3 * 36 / 59 / 20))
+    assert 3.5 > counts.std() > 0.9 and len(set(map(frozenset, drawn.values()))) == 20
+    assert set(rows(9)[1]) < drawn[0], "a smaller number draws some of the same"
+    assert sorted(rows(60)[1]) == list(range(60))
+    assert sorted(rows(60, num_clients=3)[1]) == sorted(rows(None, num_clients=3)[1])
+    seed = next(seed for seed, each in drawn.items() if 0 not in each)
+    made, natural = rows(24, seed, partition="natural")
+    assert set(natural) == drawn[seed] and made.train.client_names == ("1", "2")
+    assert made.client_test.sizes.tolist() == [29, 30]
+    left_out = (
+        "1 of 3 clients have none of the examples drawn (data.max_examples), and are left out"
+    )
+    assert made.notes == (left_out,) and not any("left out" in n for n in rows(24, seed)[0].notes)
+    with pytest.raises(
+        ValueError, match=r"data.max_examples must be at most 60, .* of own, got 61"
+    ):
+        rows(61)
+
+
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "shards", "natural"])
 def test_booleans_are_labels(monkeypatch, name):
     def made(kind):

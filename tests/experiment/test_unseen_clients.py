@@ -1,6 +1,7 @@
 """Clients that never take part: who they are, what they change (nothing), and their figures."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -201,11 +202,15 @@ def test_canaries_join_the_clients_that_train():
     assert attacked == {x.tobytes() for x in train.examples["x"]} and apart - attacked
 
 
-def test_nodes_with_data_of_their_own_hold_no_clients_out():
+@pytest.mark.parametrize(
+    ("key", "value", "only"), [("unseen_clients", ["a"], []), ("max_examples", 9, None)]
+)
+def test_nodes_read_all_data_of_their_own(key, value, only):
     words = ("--data.name=table", "--data.partition=natural", "--data.client_test_share=0")
     words += ("--data.options={path = 'a.csv', label = 'y', client = 'who'}",)
-    config = load_config(None, (*words, "--data.unseen_clients=['a']"))
-    with pytest.raises(ValueError, match=r"data.unseen_clients must be \[\], since nodes read"):
+    config = load_config(None, (*words, f"--data.{key}={value}"))
+    rule = re.escape(f"data.{key} must be {only}, since nodes read")
+    with pytest.raises(ValueError, match=rule):
         require_own_data(config)
 
 

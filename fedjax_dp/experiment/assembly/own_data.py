@@ -152,6 +152,7 @@ def require_own_data(config: Config) -> None:
     data, why = config.data, "since nodes read data of their own"
     for key, value, allowed in (
         ("data.partition", data.partition, "natural"),
+        ("data.max_examples", data.max_examples, None),
         ("data.client_test_share", data.client_test_share, 0),
         ("data.unseen_client_share", data.unseen_client_share, 0),
         ("data.unseen_clients", data.unseen_clients, []),

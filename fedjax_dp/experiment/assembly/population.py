@@ -20,8 +20,8 @@ from fedjax_dp.experiment.schema.config import DataSection, ModelSection
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.losses import IGNORE_LABEL
 
-# Purposes of the draws from a seed; those of partitions are 0 and 2.
-_SPLIT, _PUBLIC, _VALIDATION = 1, 3, 4
+# Purposes of the draws from a seed; those of partitions are 0 and 2, that of `unseen` is 5.
+_SPLIT, _PUBLIC, _VALIDATION, _FEWER = 1, 3, 4, 6
 # Numbers above it are taken to be unscaled.
 _LARGE_INPUT = 100
 # The most clients or columns that a note names.
@@ -48,6 +48,7 @@ def population_from(
     is_unlabelled = _is_unlabelled(data.test["y"])
     what, rule = f"the labels of {data.name}, test part,", "be known; only predictions need none"
     checks.require(not (is_unlabelled and needs_test_labels), what, rule, "none")
+    data, left_out = _fewer(data, section.max_examples, seed)
     if section.input_norm is not None:
         data = datasets.within_norm(data, section.input_norm)
     if not section.is_divided:
@@ -55,7 +56,8 @@ def population_from(
         section = section.model_copy(update={"partition": made_by})
     entry = PARTITIONS[section.partition]
     unseen: FederatedData | None = None
-    if data.train_clients is not None and not (entry.counts_clients or entry.changes_examples):
+    is_natural = not (entry.counts_clients or entry.changes_examples)
+    if data.train_clients is not None and is_natural:
         data, unseen = _without_natural(data, section, seed)
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
@@ -125,7 +127,7 @@ def population_from(
         is_labelled,
         validation,
         data.exact_statistics,
-        _notes(data, train, own_test, section),
+        (*left_out[:is_natural], *_notes(data, train, own_test, section)),
         sharing,
         tuple(data.class_names),
         tuple(data.feature_names),
@@ -347,6 +349,31 @@ def _check_labels(data: datasets.Dataset) -> None:
         checks.require(is_known, what, rule, IGNORE_LABEL)
 
 
+def _with_training(data: datasets.Dataset, rows: np.ndarray) -> datasets.Dataset:
+    """Returns a data set with some of its training examples."""
+    clients = None if data.train_clients is None else np.asarray(data.train_clients)[rows]
+    return dataclasses.replace(data, train=_take(data.train, rows), train_clients=clients)
+
+
+def _fewer(
+    data: datasets.Dataset, count: int | None, seed: int
+) -> tuple[datasets.Dataset, tuple[str, ...]]:
+    """Draws training examples, among them those of smaller counts; notes clients without any."""
+    if count is None:
+        return data, ()
+    size = len(data.train["y"])
+    rule = f"be at most {size}, the number of training examples of {data.name}"
+    checks.require(count <= size, "data.max_examples", rule, count)
+    order = np.random.default_rng([seed, _FEWER]).permutation(size)
+    fewer = _with_training(data, np.sort(order[:count]))
+    if data.train_clients is None:
+        return fewer, ()
+    num_before, num_left = (len(np.unique(np.asarray(d.train_clients))) for d in (data, fewer))
+    lost = num_before - num_left
+    text = f"{lost} of {num_before} clients have none of the examples drawn (data.max_examples)"
+    return fewer, (f"{text}, and are left out",) if lost else ()
+
+
 def _hold_out_public(
     data: datasets.Dataset, count: int, seed: int
 ) -> tuple[datasets.Dataset, np.ndarray | None]:
@@ -357,10 +384,7 @@ def _hold_out_public(
     rule = f"be below {size}, the number of training examples"
     checks.require(count < size, "data.public_examples", rule, count)
     order = np.random.default_rng([seed, _PUBLIC]).permutation(size)
-    kept = np.sort(order[count:])
-    train = _take(data.train, kept)
-    clients = None if data.train_clients is None else np.asarray(data.train_clients)[kept]
-    rest = dataclasses.replace(data, train=train, train_clients=clients)
+    rest = _with_training(data, np.sort(order[count:]))
     inputs = jax.tree.map(lambda x: np.asarray(x[order[:count]]), data.train["x"])
     return rest, inputs
 
@@ -379,8 +403,8 @@ def _without_natural(
     is_apart = np.isin(owner, held_out)
     place = np.searchsorted(held_out, owner[is_apart])
     rows = [np.flatnonzero(is_apart)[each] for each in partition.by_owner(place, len(held_out))]
-    parts, kept = [FederatedData.from_indices(data.train, rows, own)], np.flatnonzero(~is_apart)
-    rest = dataclasses.replace(data, train=_take(data.train, kept), train_clients=owner[kept])
+    parts = [FederatedData.from_indices(data.train, rows, own)]
+    rest = _with_training(data, np.flatnonzero(~is_apart))
     if data.test_clients is not None and not _is_unlabelled(data.test["y"]):
         test = _own_test(data, held_out.tolist(), own)
         parts += [] if test is None else [test]

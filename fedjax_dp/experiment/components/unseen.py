@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp.core import checks
 from fedjax_dp.experiment.schema.config import DataSection
 
-# The purpose of the draw from a seed; those of `assembly.population` are 1, 3 and 4.
+# The purpose of the draw from a seed; those of `assembly.population` are 1, 3, 4 and 6.
 _UNSEEN = 5
 _SHARE, _NAMES = "data.unseen_client_share", "data.unseen_clients"
 

@@ -121,6 +121,11 @@ class DataSection(Section):
         None, "folder of data files; else FEDJAX_DP_DATA, else a cache"
     )
     options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
+    max_examples: Count | None = _setting(
+        None,
+        "training examples to use, drawn at random before any other step; all if not given. The "
+        "test part stays whole",
+    )
     partition: str = _setting(
         "label_and_quantity_skew",
         "partition of examples into clients; natural by default where the data set names clients, "
