@@ -38,6 +38,8 @@ from fedjax_dp.privacy.mechanisms.selection import Repetition, repetition
 
 app = application()
 _NAME, _SEED = "sweep", "run.seed"
+# Axes that change the clients.
+_OF_CLIENTS = {"seed", "data.seed"}
 _QUOTES = ("'", '"')
 # The options of the arguments of a distribution of trials.
 _OPTIONS = {"mean": "--trials", "shape": "--trials-shape"}
@@ -295,8 +297,8 @@ def _searched(
     def axis_of(word: str) -> tuple[str, Span | Sequence[str]]:
         key, values = _axis(word)
         ends = _ends(word)
-        rule = f"not name {_SEED}: the best result of a search would be that of a lucky seed"
-        checks.require(key != "seed", "--over", rule, word)
+        rule = f"not name {_SEED} or data.seed: the best result would be that of a lucky seed"
+        checks.require(key not in _OF_CLIENTS, "--over", rule, word)
         return key, Span(*ends) if ends else [word.partition("=")[2] for (word,) in values.values()]
 
     space, trials, at_once = dict(map(axis_of, over)), choosing.trials, choosing.at_once
@@ -358,8 +360,8 @@ def _number(text: str) -> Any:
 
 def _repetition(axes: Mapping[str, Any], trials: float | None, shape: float | None) -> Repetition:
     """Reads the distribution of the number of trials."""
-    rule = f"not name {_SEED}: every trial has noise of its own, on the same clients"
-    checks.require("seed" not in axes, "--over", rule, _SEED)
+    rule = f"not name {_SEED} or data.seed: every trial has noise of its own, on the same clients"
+    checks.require(not _OF_CLIENTS & {*axes}, "--over", rule, list(axes))
     checks.require(trials is not None, "--trials", "be given, the expected number", trials)
     assert trials is not None
     try:

@@ -25,6 +25,7 @@ WORDS: dict[str, str] = {
     "data.data_dir": "data_path data_root root",
     "data.options.path": "csv_path data_file",
     "data.options.label": "target label_column target_column",
+    "data.seed": "partition_seed split_seed",
     "data.max_examples": "max_samples max_train_samples num_samples subset",
     "data.num_clients": "clients n_clients num_users num_partitions num_supernodes",
     "data.partition": "partitioner split",

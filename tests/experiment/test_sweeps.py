@@ -93,6 +93,31 @@ def test_points_run_together_and_end_where_each_ends_alone(tmp_path, counted):
 
 
 @telling
+@pytest.mark.parametrize("partition", ["dirichlet", "shifted_clusters"])
+def test_seeds_on_one_split_share_data_and_program(tmp_path, counted, monkeypatch, partition):
+    """Models that evaluations compare with are trained by each seed."""
+    options = {"dirichlet": "{alpha = 0.3}", "shifted_clusters": "{cluster_sizes = [2, 1]}"}
+    words = [*PLAIN, *NOT_PRIVATE, "--run.rounds=2", f"--data.partition={partition}"]
+    words += [f"--data.partition_options={options[partition]}", "--data.seed=5"]
+    if partition == "shifted_clusters":
+        words += ["--evaluation.clusters=true", "--evaluation.references.epochs=1"]
+    read, population_of = [], batched_runs.population_of
+    monkeypatch.setattr(
+        batched_runs, "population_of", lambda config: read.append(1) or population_of(config)
+    )
+    study = STUDY._replace(axes={"seed": STUDY.axes["seed"]}, rows="seed", columns="seed")
+    grid = grid_points(study, words=words)
+    sweep(study, grid, tmp_path / "all", lambda line: None)
+    assert [(joint.num_traces, count) for joint, count in counted] == [(1, 2)] and read == [1]
+    found = [lines(tmp_path / "all" / point.name) for point in grid]
+    assert found[0] != found[1]
+    for point, there in zip(grid, found, strict=True):
+        run(loaded(study, point), tmp_path / point.name)
+        assert lines(tmp_path / point.name) == there
+    assert partition == "dirichlet" or all("accuracy_cost_disparity" in row for row in found[0])
+
+
+@telling
 def test_points_of_other_programs_run_apart(tmp_path, counted):
     """Batches of another size are of another shape, and clients of one seed of other sizes."""
     axes = {

@@ -190,6 +190,23 @@ def test_refusals(words, message):
         assemble(load_config(None, (*SIX, *words)))
 
 
+def test_the_data_have_a_seed_of_their_own():
+    shares = ("client_test_share=0.3", "client_validation_share=0.2", "unseen_client_share=0.3")
+    some = ("max_examples=200", "partition=dirichlet", "name=digits", "num_clients=6", *shares)
+
+    def made(*seeds):
+        return population_of(
+            load_config(None, [f"--{each}" for each in seeds] + [f"--data.{each}" for each in some])
+        )
+
+    first, other = made("run.seed=1"), made("run.seed=0")
+    for found in (made("run.seed=0", "data.seed=1"), made("data.seed=1", "run.seed=7")):
+        for part in ("train", "validation", "client_test", "unseen"):
+            assert same(getattr(found, part), getattr(first, part))
+            assert not same(getattr(found, part), getattr(other, part))
+    assert same(made("data.seed=0", "run.seed=3").train, other.train), "0 is a seed"
+
+
 @slow
 def test_canaries_join_the_clients_that_train():
     experiment = assemble(load_config(None, (*SIX, "--data.unseen_clients=['4', '1']")))

@@ -210,7 +210,7 @@ def federation_of(config: Config, population: Population) -> Federation:
 
 def population_of(config: Config) -> Population:
     """Builds the data that an experiment trains on and is evaluated on."""
-    population = build_population(config.data, config.run.seed)
+    population = build_population(config.data, config.data_seed)
     is_pooled = algorithms.ALGORITHMS[config.algorithm.name].pools_clients
     return population.pooled() if is_pooled else population
 

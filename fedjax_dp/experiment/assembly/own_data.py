@@ -98,7 +98,7 @@ def own_population(config: Config, path: str) -> tuple[Population, dict[str, Any
     """Reads a node's file or pattern; returns its clients in the order of names, and their kind."""
     require_own_data(config)
     data = _loaded(config, path, "the data of a node")
-    population = population_from(data, config.data, config.run.seed)
+    population = population_from(data, config.data, config.data_seed)
     require_vocabulary(config.model, population)
     return population, kind_of(data)
 

@@ -182,7 +182,8 @@ def other_data(
         same = name == "data" or getattr(config, name) == getattr(run.config, name)
         same |= name in ("execution", "communication")
         checks.require(same, "overrides", "change [data] only", list(words))
-    population = build_population(config.data, config.run.seed, needs_test_labels=needs_test_labels)
+    seed = config.data_seed
+    population = build_population(config.data, seed, needs_test_labels=needs_test_labels)
     trained = run.experiment.population
     for what, field in (("the classes", "class_names"), ("the inputs", "feature_names")):
         mine, other = getattr(trained, field), getattr(population, field)

@@ -71,7 +71,7 @@ class Start(NamedTuple):
 
 
 def new_root(section: RunSection) -> PRNGKey:
-    """Returns the root key of cohorts, batches and noise; data and model use the seed alone."""
+    """Returns the root key of cohorts, batches and noise; data and model use seeds alone."""
     if not section.secret:
         return jax.random.key(section.seed)
     root = secret_key()

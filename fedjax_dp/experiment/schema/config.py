@@ -83,7 +83,7 @@ class RunSection(Section):
         None, "name of the run, for titles and its folder; that of the data if not given"
     )
     # A key holds 32 bits of its seed: beyond them two seeds would share all noise.
-    seed: Seed = _setting(0, "root of all random draws, including the partition")
+    seed: Seed = _setting(0, "root of all random draws, but of those that data.seed determines")
     secret: bool = _setting(
         False, "draw cohorts, batches and noise from a root that only the checkpoint holds"
     )
@@ -121,6 +121,11 @@ class DataSection(Section):
         None, "folder of data files; else FEDJAX_DP_DATA, else a cache"
     )
     options: Options = _table("options of the data set's loader; `run --keys data.name=NAME`")
+    seed: Seed | None = _setting(
+        None,
+        "seed of the draws of the data: max_examples, partition, held-out shares and clients; "
+        "run.seed if not given",
+    )
     max_examples: Count | None = _setting(
         None,
         "training examples to use, drawn at random before any other step; all if not given. The "
@@ -849,6 +854,11 @@ class Config(Section):
                     is_on = has_clock
                 found |= {} if is_on else {key: section}
         return found
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the draws of the data: a seed of their own, or else that of the run."""
+        return self.run.seed if self.data.seed is None else self.data.seed
 
     @property
     def title(self) -> str:

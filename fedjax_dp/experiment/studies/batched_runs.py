@@ -149,7 +149,7 @@ def assembled(
             config = on_one_device(config)
         use_compilation_cache(config.execution.compilation_cache)
         is_pooled = ALGORITHMS[config.algorithm.name].pools_clients
-        name = config.data.model_dump_json(), config.run.seed, is_pooled
+        name = config.data.model_dump_json(), config.data_seed, is_pooled
         with naming(job):
             if name not in populations:
                 checked_config(config)
@@ -219,7 +219,10 @@ def _sharing(experiments: Sequence[Experiment]) -> list[Experiment]:
     for each in experiments:
         # Evaluations read frozen parameters too.
         frozen = jax.tree.leaves((each.simulation.federation.facts.frozen, each.model.frozen))
-        asked = each.config.evaluation.model_dump_json(), *each.config.run.metrics
+        section = each.config.evaluation
+        # Models to compare with are trained from the seed of the run.
+        start = None if section.references.epochs is None else each.config.run.seed
+        asked = section.model_dump_json(), *each.config.run.metrics, start
         inputs = id(each.population), asked, *map(id, frozen)
         evaluator = evaluators.setdefault(inputs, each.evaluator)
         linked.append(

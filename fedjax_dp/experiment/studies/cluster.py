@@ -146,7 +146,7 @@ def _shared_place(output: pathlib.Path) -> Iterator[Place]:
 
 
 def _parts(jobs: Mapping[int, Job], groups: Sequence[Sequence[int]]) -> dict[int, Part]:
-    """Writes points as data; those of one seed, which share their data, follow each other."""
+    """Writes points as data; those with the same data, by seed, follow each other."""
     parts = {}
     for group in groups:
         for place in group:
@@ -154,7 +154,7 @@ def _parts(jobs: Mapping[int, Job], groups: Sequence[Sequence[int]]) -> dict[int
             config = on_one_device(jobs[place].config) if len(group) > 1 else jobs[place].config
             folder = str(jobs[place].folder.absolute())
             parts[place] = Part(config_files.to_toml(config), folder, jobs[place].callbacks)
-    return {n: parts[n] for n in sorted(parts, key=lambda n: jobs[n].config.run.seed)}
+    return {n: parts[n] for n in sorted(parts, key=lambda n: jobs[n].config.data_seed)}
 
 
 def _is_sharing(jobs: Mapping[int, Job], groups: Sequence[Sequence[int]]) -> bool:
