@@ -83,7 +83,7 @@ def label_and_size_skew(
       rng: a NumPy generator, or a seed for one.
       alpha: the concentration of the labels, above 0; small values give few classes to a client.
       exponent: of the power law of sizes, at least 0; 0 gives equal sizes.
-      min_size: the fewest examples of a client.
+      min_size: the fewest examples of a client, before any are held out.
 
     Returns:
       The rows of each client, ascending.

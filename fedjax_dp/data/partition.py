@@ -84,7 +84,7 @@ def quantity_skew(
       num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
       exponent: as in `power_law_sizes`.
-      min_size: the fewest examples of a client.
+      min_size: the fewest examples of a client, before any are held out.
 
     Returns:
       The rows of each client, ascending.
@@ -110,7 +110,7 @@ def dirichlet(
       num_clients: the number of clients.
       rng: a NumPy generator, or a seed for one.
       alpha: the concentration, above 0; large values approach equal shares.
-      min_size: the fewest examples of a client; may be 0.
+      min_size: the fewest examples of a client, before any are held out; may be 0.
 
     Returns:
       The rows of each client, ascending.
