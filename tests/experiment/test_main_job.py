@@ -46,7 +46,7 @@ def test_the_promise_is_kept(folder):
     assert 0 < summary["epsilon"] <= 8
     assert summary["dp_delta"] <= 1e-5
     assert summary["rounds"] == ROUNDS
-    assert 0 < summary["seconds_compiling"] < summary["seconds"] < 90
+    assert 0 < summary["seconds_compiling"] + summary["seconds_rounds"] < summary["seconds"] < 90
     assert summary["algorithm"] == "dp_sgd" and summary["num_clients"] == 10
     assert summary["num_parameters"] == 64 * 10 + 10
     assert 0 <= summary["padding_share"] < 1

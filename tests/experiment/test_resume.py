@@ -309,7 +309,11 @@ def test_a_finished_run_stays_what_it_is(uninterrupted, finished):
     *_, saved = saved_arrays(finished)
     assert f"{ROUNDS} rounds in" in assert_goes_on_as(finished, uninterrupted)
     # The seconds of all parts of a run are added.
-    assert read_json(finished, "summary.json")["seconds"] > saved["seconds"] > 0
+    now = read_json(finished, "summary.json")
+    for part in ("seconds", "seconds_rounds"):
+        assert now[part] > saved[part] > 0
+    apart = now["seconds"] - now["seconds_rounds"], saved["seconds"] - saved["seconds_rounds"]
+    assert apart[0] > apart[1] > 0, "reading and compiling"
 
 
 @pytest.mark.filterwarnings("ignore:.*has changed since it was written:UserWarning")

@@ -13,6 +13,7 @@ SUMMARY = {
     "rounds": 3,
     "stopped_by": "patience",
     "seconds": 12.0,
+    "seconds_rounds": 9.5,
     "test_accuracy": 0.5,
     "test_accuracy_of": "the shared model",
     "epsilon": 2.5,
@@ -47,7 +48,8 @@ def test_rounds_and_the_result_are_logged(lines, ended, why):
     assert lines() == [
         "compiling",
         "round 2 of 3, accuracy 0.250, ε 1.5 (client)",
-        "/runs/1: 3 rounds in 12.0 s, test accuracy of the shared model 0.5000, "
+        "/runs/1: 3 rounds in 9.5 s (12.0 s with reading and compiling), "
+        "test accuracy of the shared model 0.5000, "
         "ε = 2.5 at δ = 1e-05, which covers all models",
         f"stopped after round 3{why}",
     ]

@@ -135,10 +135,12 @@ def steps(
     compiling = time.perf_counter()
     state = jax.block_until_ready((yield Request(state, start.key, start.hyper, 0)).state)
     timing = {"seconds_compiling": time.perf_counter() - compiling}
-    base = kinds.digest(experiment.model.frozen)
+    base, first = kinds.digest(experiment.model.frozen), time.perf_counter()
 
-    def seconds() -> float:
-        return start.seconds + time.perf_counter() - started
+    def seconds() -> dict[str, float]:
+        now, before = time.perf_counter(), start.seconds
+        whole, rounds = before.whole + now - started, before.rounds + now - first
+        return {"seconds": whole, "seconds_rounds": rounds}
 
     def save(state: SimulationState, kept: Kept | None) -> None:
         ledgers = start.accounting.to_json()
@@ -146,11 +148,10 @@ def steps(
         extra = {
             "ledgers": ledgers,
             "traffic": start.traffic.to_json(),
-            "seconds": seconds(),
             "config": start.text,
             "frozen": base,
             "kept": facts_of_kept(kept),
-        }
+        } | seconds()
         # Saved before the next round overwrites client state.
         whole = with_kept(experiment, experiment.simulation.for_checkpoint(state), kept)
         start.checkpoints.save(whole, start.hyper, extra)
@@ -167,7 +168,7 @@ def steps(
     logbook.close()
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
-    timing = {"seconds": seconds(), **timing}
+    timing |= seconds()
     if stopped_by is not None and callbacks[stopped_by].is_private:
         experiment = _charged_as_planned(experiment, state, start)
     summary = write_results(
@@ -556,8 +557,9 @@ def describe_early_end(outcome: Outcome) -> str:
 
 def summary_in_words(summary: Mapping[str, Any]) -> str:
     """Describes the result of a run in one line: rounds, accuracy, and ε with what it covers."""
-    count = summary["rounds"]
-    parts = [f"{count} {'round' if count == 1 else 'rounds'} in {summary['seconds']:.1f} s"]
+    count, seconds, whole = (summary[name] for name in ("rounds", "seconds_rounds", "seconds"))
+    parts = [f"{count} {'round' if count == 1 else 'rounds'} in {seconds:.1f} s"]
+    parts[0] += f" ({whole:.1f} s with reading and compiling)"
     if "simulated_seconds" in summary:
         parts.append(f"{summary['simulated_seconds']:.6g} simulated seconds")
     of_all, shared = (summary.get(f"{of}test_accuracy", np.nan) for of in ("", "shared_"))

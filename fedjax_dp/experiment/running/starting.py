@@ -55,6 +55,13 @@ from fedjax_dp.server.secure.aggregator import masks_of
 _SWEEP_FACTS = ("sweep", "search", "objective", "pruner")
 
 
+class Seconds(NamedTuple):
+    """The time that a run took before."""
+
+    whole: float = 0.0  # With reading, compiling and results.
+    rounds: float = 0.0  # From the first round to the last, with evaluations and checkpoints.
+
+
 class Start(NamedTuple):
     """A started or resumed run."""
 
@@ -65,7 +72,7 @@ class Start(NamedTuple):
     hyper: Hyper  # The hyperparameters of its rounds.
     accounting: PrivacyAccounting  # The ledgers of the rounds so far.
     checkpoints: Checkpoints  # Its saved states.
-    seconds: float  # Time spent before.
+    seconds: Seconds
     traffic: ByteTotals  # The bytes of the rounds so far.
     kept: Kept | None = None  # The best of the rounds so far, if that one is kept.
 
@@ -150,8 +157,8 @@ def fresh(experiment: Experiment, folder: pathlib.Path | None) -> tuple[Simulati
         _write_sweep(experiment, folder)
         write_text(folder / CONFIG_FILE, text)
         write_fingerprint(experiment.population, folder / DATA_FILE)
-        traffic = _byte_totals(experiment)
-        return state, Start(folder, lock, text, key, hyper, accounting, checkpoints, 0.0, traffic)
+        own = checkpoints, Seconds(), _byte_totals(experiment)
+        return state, Start(folder, lock, text, key, hyper, accounting, *own)
 
 
 def restored(
@@ -175,7 +182,7 @@ def _restored(
     lock: BaseFileLock,
 ) -> tuple[SimulationState, Start]:
     """Resumes a run whose folder is locked."""
-    config, seconds, ledgers, sent, kept = experiment.config, 0.0, None, None, None
+    config, seconds, ledgers, sent, kept = experiment.config, Seconds(), None, None, None
     text = _same_text(experiment)
     require_same_config(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
@@ -187,7 +194,9 @@ def _restored(
     saved, damaged = read_newest(experiment, folder, checkpoints, like, warn)
     if saved is not None:
         state, hyper, extra, kept = saved
-        ledgers, seconds, sent = extra["ledgers"], extra["seconds"], extra["traffic"]
+        ledgers, sent = extra["ledgers"], extra["traffic"]
+        # Saved without them, all time is that of rounds.
+        seconds = Seconds(extra["seconds"], extra.get("seconds_rounds", extra["seconds"]))
     require_same_rounding(experiment, folder, int(state.round), warn)
     if place != folder and (folder / METRICS_FILE).exists():
         shutil.copy(folder / METRICS_FILE, place)
