@@ -343,7 +343,8 @@ WRONG = {
     "too many": (
         "a,ill\n" + "".join(f"name{i % 1001},{i % 2}\n" for i in range(2002)),
         {},
-        "column 'a' must have at most 1000 different strings; leave it out of features, got 1001",
+        "column 'a' must have at most 1000 different strings; list them in categories, or leave it "
+        "out of features, got 1001",
     ),
 }
 
@@ -921,6 +922,8 @@ DAY = {"format": "%d.%m.%Y", "since": "2020-01-01"}
         ),
         (DAY | {"format": "%d.%m"}, {}, r"dates\.when\.format must be .* at least a year"),
         (DAY | {"format": "%Q"}, {}, r"dates\.when\.format must be a format"),
+        (DAY | {"format": "%Y %Y"}, {}, r"dates\.when\.format must be a format"),
+        (DAY | {"format": "%Y \ud800"}, {}, r"dates\.when\.format must be a format"),
         (DAY, {"categories": {"when": ["x"]}}, r"dates must name inputs.*got \['when'\]"),
         (DAY, {"label": "when"}, r"dates must name inputs.*got \['when'\]"),
         (DAY, {"features": ["a"]}, r"dates must name inputs.*got \['when'\]"),
@@ -930,6 +933,28 @@ def test_dates_that_the_rule_does_not_read_are_refused(write, rule, options, mes
     write("when,a,ill\n01.02.2020,1,x\n2020-01-02,2,y\n")
     with pytest.raises(ValueError, match=message):
         load(dates={"when": rule}, **options)
+
+
+def test_times_outside_of_the_years_of_python_are_days_too(write):
+    """A day before the year 1 in UTC, and the year 38505, in every unit of Arrow."""
+    write("when,ill\n0001-01-01+1400,x\n0001-01-02+0000,y\n")
+    rule = {"when": {"since": "0001-01-01", "format": "%Y-%m-%d%z"}}
+    assert load(dates=rule).train["x"].tolist() == [[np.float32(-14 / 24)], [1]]
+    seconds = np.array([1_152_921_504_606, 0])
+    for unit, many in (("s", 1), ("ms", 10**3), ("us", 10**6)):
+        times = pa.array(seconds * many, pa.timestamp(unit))
+        pa.parquet.write_table(pa.table({"when": times, "ill": ["x", "y"]}), "t.parquet")
+        found = load("t.parquet", dates={"when": {"since": "1970-01-01"}}).train["x"]
+        np.testing.assert_allclose(found, seconds[:, None] / 86_400, rtol=1e-6)
+    times = pa.array([2**62, 0], pa.timestamp("ms"))
+    pa.parquet.write_table(pa.table({"when": times, "ill": ["x", "y"]}), "t.parquet")
+    with pytest.raises(ValueError, match="column 'when', must hold times that 64 bits"):
+        load("t.parquet", dates={"when": {"since": "1970-01-01"}})
+
+
+def test_a_file_whose_name_has_brackets_is_no_pattern(write):
+    write("a,ill\n1,x\n2,y\n", "t[1].csv")
+    assert load("t[1].csv").train["x"].tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize(

@@ -253,13 +253,12 @@ class Column:
 
     def _days(self, rule: DateRule) -> np.ndarray:
         """Counts the days from a date to each cell, `[rows]`, float64, NaN for missing ones."""
-        import pyarrow as pa
-
         days: list[float] = []
-        for array in self._arrays:
+        for path, array in zip(self._table.files, self._arrays, strict=True):
+            if _is_date(array.type):
+                days += self._days_of_times(path, array, rule.since).tolist()
+                continue
             known = {None: np.nan}
-            if pa.types.is_date(array.type) or pa.types.is_timestamp(array.type):
-                array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
             for value in array.to_pylist():
                 if value not in known:
                     date = value
@@ -271,11 +270,26 @@ class Column:
                             self.refuse(len(days), f"be a date {form}, as dates says", value)
                     if not isinstance(date, datetime.datetime):
                         self.refuse(len(days), "be a date, as dates says", value)
-                    if date.tzinfo is not None:
-                        date = date.astimezone(datetime.UTC).replace(tzinfo=None)
-                    known[value] = (date - rule.since) / _DAY
+                    # Of a zone, the time of UTC; it may be outside of the years that dates have.
+                    ahead = date.utcoffset() or 0 * _DAY
+                    known[value] = (date.replace(tzinfo=None) - rule.since - ahead) / _DAY
                 days.append(known[value])
         return np.asarray(days, np.float64)
+
+    def _days_of_times(self, path: str, array: Any, since: datetime.datetime) -> np.ndarray:
+        """Counts the days of dates and times as Arrow has them, those of a zone in UTC."""
+        import pyarrow as pa
+
+        kind = array.type
+        rule = "hold times that 64 bits of microseconds can count"
+        with files.reading(f"{path}, column {self.name!r},", rule, pa.ArrowException):
+            # Nanoseconds are cut; no other unit has more digits.
+            times = pa.timestamp("us", getattr(kind, "tz", None))
+            made = array.cast(times, safe=getattr(kind, "unit", "") != "ns")
+        counts = made.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        origin = (since - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
+        days = np.subtract(counts, origin, dtype=np.float64) / 86_400e6
+        return np.where(np.asarray(array.is_null(), bool), np.nan, days)
 
     def _require_exact(self, array: Any, numbers: np.ndarray, start: int) -> None:
         """Refuses an integer that float64 would round, since it is usually an identifier."""
@@ -399,8 +413,12 @@ class Column:
 
     def written(self, row: int) -> Any:
         """Returns a cell as the file has it."""
+        import pyarrow as pa
+
         file = self._table.file_of(row)
-        return self._arrays[file][row - int(self._table.starts[file])].as_py()
+        cell = self._arrays[file][row - int(self._table.starts[file])]
+        # Python has fewer times than Arrow.
+        return (cell.cast(pa.string()) if pa.types.is_timestamp(cell.type) else cell).as_py()
 
     def refuse(self, row: int, rule: str, found: Any = None, *, public: str | None = None) -> None:
         """Raises an error that names file, row, column, rule and what was found, else the cell."""

@@ -314,6 +314,10 @@ def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[path
     """Finds the files of a path or pattern, in the current folder or in that of data files."""
     path = os.path.expanduser(path)
     places = [pathlib.Path(), *([] if data_dir is None else [pathlib.Path(data_dir)])]
+    for place in places:
+        if files.kind_of(place / path, name) != "missing":
+            files.require_file(place / path, name)
+            return [place / path]
     if any(mark in path for mark in "*?["):
         for place in places:
             folder = pathlib.Path(place.anchor or ".") if place == pathlib.Path() else place
@@ -323,10 +327,6 @@ def find_files(name: str, path: str, data_dir: pathlib.Path | None) -> list[path
             if found := sorted(p for p in folder.glob(pattern) if p.is_file()):
                 return found
         disclosure.require(False, name, "match files", path)
-    for place in places:
-        if files.kind_of(place / path, name) != "missing":
-            files.require_file(place / path, name)
-            return [place / path]
     where = " and in ".join(str(place.resolve()) for place in places)
     rule = f"be a file; there is none in {where}"
     disclosure.require(False, name, rule, path, public="be a file")
@@ -425,12 +425,14 @@ def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
     assert since is not None
     form = given.get("format")
     if form is not None:
-        first, second = (datetime.datetime(y, 12, 23, tzinfo=datetime.UTC) for y in (2011, 2012))
-        has_year = first.strftime(form) != second.strftime(form)
-        with contextlib.suppress(ValueError):
-            has_year = (
-                has_year and datetime.datetime.strptime(first.strftime(form), form).year == 2011
-            )
+        has_year = False
+        # `strptime` makes a pattern of a format.
+        with contextlib.suppress(ValueError, re.error):
+            first = datetime.datetime(2011, 12, 23, tzinfo=datetime.UTC)
+            second = first.replace(year=2012)
+            is_shown = first.strftime(form) != second.strftime(form)
+            read = datetime.datetime.strptime(first.strftime(form), form)
+            has_year = is_shown and read.year == 2011
         rule = "be a format of `strptime` that reads at least a year, such as '%d.%m.%Y'"
         checks.require(has_year, f"{option}.format", rule, form)
     return DateRule(since, form)
@@ -696,12 +698,13 @@ class _Coder:
         else:
             column.require_one_spelling(used)
             is_input = column.name in self.inputs
-            numbers = "take numbers by task = 'regression'"
-            column.require_categories(used, "leave it out of features" if is_input else numbers)
+            way = "leave it out of features" if is_input else "take numbers by task = 'regression'"
+            column.require_categories(used, way)
             values_that_occur = set(texts[used].tolist())
             values = tuple(sorted(values_that_occur, key=_in_order))
             self.read_off.append(column.name)
-            rule = f"have at most {_MOST_CATEGORIES} different strings; leave it out of features"
+            ways = f"list them in categories, or {way}"
+            rule = f"have at most {_MOST_CATEGORIES} different strings; {ways}"
             fits = len(values) <= _MOST_CATEGORIES
             disclosure.require(fits, f"column {column.name!r}", rule, len(values))
         is_declared = column.name in self.column_coding.categories
