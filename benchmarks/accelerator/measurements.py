@@ -136,7 +136,7 @@ def kernels(**arguments: Any) -> Rows:
 
 def peaks(size: int, copied_mb: int) -> Rows:
     """Measures square products in each precision, and a pass that reads and writes memory."""
-    for precision, (products, dtype) in measuring.PRECISIONS.items():
+    for precision, (products, dtype) in measuring.precisions_and_types().items():
         if precision == "split" and no_split(facts()) is not None:
             continue
         a = jnp.ones((size, size), dtype)

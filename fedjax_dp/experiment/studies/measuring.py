@@ -7,6 +7,7 @@ gradients of records are clipped one by one.
 
 import concurrent.futures
 import datetime
+import functools
 import json
 import os
 import platform
@@ -14,7 +15,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -33,14 +33,6 @@ from fedjax_dp.io import read_measured
 from fedjax_dp.models import Model
 from fedjax_dp.models.cost import training_cost
 
-# Precision of products, and type of inputs. On NVIDIA cards the default is TF32; split products are
-# three of bfloat16, which not every device can compute.
-PRECISIONS: dict[str, tuple[str, Any]] = {
-    "float32": ("float32", jnp.float32),
-    "default": ("default", jnp.float32),
-    "bfloat16": ("default", jnp.bfloat16),
-    "split": (products.precision("split"), jnp.float32),
-}
 # Clients side by side.
 COUNTS = (1, 4, 16, 64, 256, 1024)
 # The speeds that `core.choices` reads: precisions by form.
@@ -53,6 +45,21 @@ _READ: Mapping[str, Sequence[str]] = {
 _SHAPE = (28, 28, 1)
 # For which each program is timed at least, in three calls or more.
 _SECONDS = 0.3
+
+
+@functools.cache
+def precisions_and_types() -> dict[str, tuple[str, Any]]:
+    """Lists precisions of products, each with the type of inputs.
+
+    On NVIDIA cards the default is TF32; split products are three of bfloat16, which not every
+    device can compute.
+    """
+    return {
+        "float32": ("float32", jnp.float32),
+        "default": ("default", jnp.float32),
+        "bfloat16": ("default", jnp.bfloat16),
+        "split": (products.precision("split"), jnp.float32),
+    }
 
 
 def measure(
@@ -206,7 +213,7 @@ def speeds(
 
 def _compiled(form: str, precision: str, count: int, batch_size: int) -> tuple[Any, Model, float]:
     """Compiles a step of so many clients; also returns the model, and the seconds."""
-    matmul_precision, dtype = PRECISIONS[precision]
+    matmul_precision, dtype = precisions_and_types()[precision]
     example = jax.ShapeDtypeStruct(_SHAPE, jnp.float32)
     model = Model.from_flax(EmnistCnn(dtype), example, loss="softmax_cross_entropy")
     rule = clipped(model)
@@ -247,7 +254,7 @@ def _timed(
     params = jax.block_until_ready(compiled(params, x, y))
     seconds: list[float] = []
     while len(seconds) < 3 or (sum(seconds) < _SECONDS and len(seconds) < 100):
-        params, elapsed = timed(partial(compiled, params, x, y))
+        params, elapsed = timed(functools.partial(compiled, params, x, y))
         seconds.append(elapsed)
     memory, median = compiled.memory_analysis(), statistics.median(seconds)
     cost = compiled.cost_analysis() or {}
