@@ -25,7 +25,7 @@ from fedjax_dp.core.devices import (
     of_all_processes,
     of_first_process,
 )
-from fedjax_dp.core.files import digest_of, kind_of
+from fedjax_dp.core.files import digest_of, kind_of, parse_json
 from fedjax_dp.core.keys import require_settings, settings
 from fedjax_dp.core.ranges import Count
 from fedjax_dp.core.trees import PyTree
@@ -259,7 +259,7 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(path.read_bytes(), path)
             numbers = content["root"]
             is_whole = content["digest"] == digest_of([json.dumps(numbers).encode()]).hex()
         except (ValueError, TypeError, LookupError):

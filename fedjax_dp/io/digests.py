@@ -147,7 +147,7 @@ def _sealed(folder: pathlib.Path) -> dict[str, Written]:
     """Reads the records of a folder; none if it has none."""
     path = folder / DIGESTS_FILE
     try:
-        records = json.loads(path.read_bytes())
+        records = files.parse_json(path.read_bytes(), path)
         return {str(name): Written(int(n), str(digest)) for name, (n, digest) in records.items()}
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -172,7 +172,7 @@ def write_digests(folder: pathlib.Path, record: pathlib.Path) -> None:
 def damage(folder: pathlib.Path, record: pathlib.Path) -> str | None:
     """Returns the first difference from what `write_digests` recorded, or None."""
     try:
-        expected = json.loads(record.read_bytes())
+        expected = files.parse_json(record.read_bytes(), record)
         digests = _digests(folder)
     except FileNotFoundError:
         return f"{record.name} is missing"

@@ -140,7 +140,7 @@ _COPY = (
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """Reads a line; None if it is damaged."""
     try:
-        entry = files.without_digest(json.loads(line), "")
+        entry = files.without_digest(files.parse_json(line, ""), "")
     except ValueError:
         return None
     if not {"round", *RoundRecord._fields} <= entry.keys():

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_dp.core import files
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.ranges import Index
@@ -189,7 +190,7 @@ def read_metrics(
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = files.parse_json(line, path)
             is_row = isinstance(row, dict) and isinstance(row.get("round"), int)
         except ValueError:
             row, is_row = None, False

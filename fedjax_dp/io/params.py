@@ -51,7 +51,7 @@ def write_params(
     """
     path = pathlib.Path(path).absolute()
     form = form_of(path, form)
-    checks.require(not path.exists(), "path", "be new", str(path))
+    files.require_new(path, "path", ("",))
     path.parent.mkdir(parents=True, exist_ok=True)
     named = by_path(params)
     if form == "orbax":
@@ -129,7 +129,7 @@ def require_undamaged(
     """
     with safe_open(str(path), "np") as file:
         header = file.metadata() or {}
-    facts = json.loads(header.get(ABOUT, "{}"))
+    facts = files.parse_json(header.get(ABOUT, "{}"), path)
     digest = facts.pop(DIGEST, header.get(DIGEST))
     if about is None:
         about = json.dumps(facts) if facts else ""

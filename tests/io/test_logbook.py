@@ -56,6 +56,15 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_written_over(tmp_path):
     assert path.read_text() == whole
 
 
+def test_a_line_of_brackets_is_damage_as_any_other(tmp_path):
+    write_rows(tmp_path, (1,))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    said = []
+    assert [row["round"] for row in read_metrics(tmp_path, said.append)] == [1]
+    assert "without its lines 2" in said[0]
+
+
 def test_there_may_be_no_metrics(tmp_path):
     assert read_metrics(tmp_path) == []
 

@@ -237,7 +237,7 @@ def _whole_batches(lines: Sequence[bytes]) -> Sequence[bytes]:
 def _is_intact(line: bytes) -> bool:
     """Whether a line of the journal is whole."""
     try:
-        files.without_digest(json.loads(line), STUDY_FILE)
+        files.without_digest(files.parse_json(line, STUDY_FILE), STUDY_FILE)
     except ValueError:
         return False
     return line.endswith(b"\n")

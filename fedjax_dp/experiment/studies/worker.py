@@ -185,7 +185,7 @@ class Progress(NamedTuple):
 def progress_of(task: Task) -> Progress | None:
     """Reads how far a task is; None before a worker has begun it."""
     try:
-        content = json.loads(files.read_text(file_of(task)))
+        content = files.parse_json(files.read_text(file_of(task)), file_of(task))
         return Progress(*(content[name] for name in Progress._fields))
     except (OSError, ValueError, KeyError):
         return None
