@@ -129,13 +129,13 @@ def _module(place: str, name: str) -> ModuleType:
                 f"{error.name!r}"
             ) from None
         raise _failed(name, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
 
 
 def module_of_file(path: pathlib.Path, name: str) -> ModuleType:
     """Imports a file, once; errors quote the name."""
-    path = path.expanduser()
+    path = pathlib.Path(os.path.expanduser(path))
     if not path.is_file():
         raise ValueError(f"{name!r} must name an existing file, and {str(path)!r} does not exist")
     path = path.resolve()
@@ -148,13 +148,14 @@ def module_of_file(path: pathlib.Path, name: str) -> ModuleType:
     sys.modules[known] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    # The status of an exit may be that of success.
+    except (Exception, SystemExit) as error:
         del sys.modules[known]
         raise _failed(name, error) from error
     return module
 
 
-def _failed(name: str, error: Exception) -> ValueError:
+def _failed(name: str, error: BaseException) -> ValueError:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return ValueError(
         f"{name!r} must be a module that can be imported; {last.filename}, line {last.lineno}: "

@@ -58,7 +58,7 @@ def test_one_subject_that_passes_is_status_0(file):
         (SUBJECTS, ("--confidence", "1"), r"confidence must be in \(0, 1\)"),
         ("x = 1", (), "SUBJECT.py must define a value of Aggregation, "),
         ("x = 1 / 0", (), "line 1: ZeroDivisionError"),
-        ("raise SystemExit(0)", (), "must define subjects, and ends the process: 0"),
+        ("raise SystemExit(0)", (), "line 1: SystemExit: 0"),
         (None, (), "does not exist"),
     ],
 )

@@ -1,5 +1,6 @@
 """Assembles an experiment from its configuration, and checks everything before any work."""
 
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -244,7 +245,7 @@ def _chunk_of(section: ExecutionSection) -> int | str | Tuned:
     folder = programs_folder()
     if section.clients_per_chunk != "tuned" or folder is None or "://" in folder:
         return section.clients_per_chunk
-    return Tuned(TrialFiles(pathlib.Path(folder).expanduser() / "layouts"))
+    return Tuned(TrialFiles(pathlib.Path(os.path.expanduser(folder)) / "layouts"))
 
 
 def _require_client_test(section: EvaluationSection, population: Population) -> None:

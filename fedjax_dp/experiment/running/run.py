@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -366,7 +367,8 @@ def run(
         folder is in use.
     """
     _connect(config, deployment)
-    with place_of_process(None if folder is None else pathlib.Path(folder).expanduser()) as place:
+    asked = None if folder is None else pathlib.Path(os.path.expanduser(folder))
+    with place_of_process(asked) as place:
         require_place(place, config.title)
         return _run(
             config,
@@ -405,7 +407,7 @@ def resume(
       ValueError: as for `run`, if the configuration differs from that of the run, or if the run was
         deployed and `deployment` is None.
     """
-    place = pathlib.Path(folder).expanduser()
+    place = pathlib.Path(os.path.expanduser(folder))
     rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
     can_resume = deployment is not None or not is_deployed(place)
     checks.require(can_resume, "the deployed run", rule, str(place))
