@@ -1,13 +1,12 @@
 """`fedjax-dp bench`: times the rounds of a workload."""
 
-import json
 import pathlib
 from typing import Annotated, Any
 
 import typer
 
 from fedjax_dp.cli.output import Answer, Configured, Output, answering, application
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.experiment.assembly.devices import offer_devices
 from fedjax_dp.experiment.reading.config_files import load_config
 from fedjax_dp.experiment.studies.timing import (
@@ -104,9 +103,9 @@ def command(
 
 def _earlier(file: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the results of an earlier benchmark."""
-    text = file.read_text(encoding="utf-8")
+    files.require_file(file, "--compare")
     try:
-        return list(json.loads(text)["results"])
+        return list(files.parse_json(files.read_text(file), file)["results"])
     except (ValueError, KeyError, TypeError):
         rule = "be a file that `fedjax-dp bench NAME --json` wrote"
         raise ValueError(f"--compare must {rule}, got {str(file)!r}") from None

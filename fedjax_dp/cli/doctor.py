@@ -108,16 +108,24 @@ def _machine() -> tuple[dict[str, Any], list[Problem]]:
     cache: dict[str, Any] = {"folder": folder, "programs": 0, "bytes": 0}
     path = pathlib.Path(folder)
     if "://" not in folder:
-        there = next(each for each in (path, *path.parents) if each.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            why = f"{there} cannot be written, so that every run compiles its programs again"
+        there = next(each for each in (path, *path.parents) if os.path.exists(each))
+        if not os.path.isdir(there) or not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+            why = f"{there} cannot be used, so that every run compiles its programs again"
             mend = "fedjax-dp run --execution.compilation_cache FOLDER"
             problems.append(Problem("cache of programs", why, mend, False))
         elif there == path:
-            sizes = [each.stat().st_size for each in os.scandir(path) if "-cache" in each.name]
+            sizes = [_size_of(each) for each in path.iterdir() if "-cache" in each.name]
             cache |= {"programs": len(sizes), "bytes": sum(sizes)}
     found = {"devices": devices, "cores": num_cores(), "memory_bytes": memory_of_host()}
     return found | {"cache": cache}, problems
+
+
+def _size_of(file: pathlib.Path) -> int:
+    # Another process may remove it meanwhile.
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def _data(data_dir: pathlib.Path | None) -> tuple[list[dict[str, Any]], list[Problem]]:

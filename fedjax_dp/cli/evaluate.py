@@ -9,6 +9,7 @@ import numpy as np
 import typer
 
 from fedjax_dp.cli.output import Answer, ConfiguredData, Output, answering, application
+from fedjax_dp.core import files
 from fedjax_dp.experiment.running.loading import evaluate_run, load_run, other_data
 
 app = application()
@@ -29,6 +30,8 @@ def command(
     writes loss, accuracy and `run.metrics` of each client, one on a line, as `by_client.jsonl` of a
     run folder has them.
     """
+    if by_client is not None:
+        files.require_new(by_client, "--by-client", (".jsonl",))
     out.note("reading the run")
     run = load_run(folder, out.warn)
     evaluated = evaluate_run(run, other_data(run, context.args), by_client)

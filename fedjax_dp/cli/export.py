@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedjax_dp.cli.output import Answer, Configured, Output, answering, application
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.described import about_model
@@ -40,7 +40,7 @@ def params(
     if form is not None:
         checks.one_of("--format", form, FORMATS)
     form = form_of(output, form)
-    checks.require(not output.exists(), "--output", "be new", str(output))
+    files.require_new(output, "--output", ("",))
     out.note("reading the run")
     run = load_run(folder, out.warn)
     params = run.params if client is None else run.params_of(client)

@@ -1,6 +1,7 @@
 """`fedjax-dp init`: asks for data, unit, ε and method, and writes a first configuration."""
 
 import json
+import os
 import pathlib
 import re
 import sys
@@ -94,8 +95,7 @@ def command(
     has its default. Any other key may be given as for `fedjax-dp run`. The configuration is checked
     before it is written, and a table is read to do so.
     """
-    written = [file, *([file.with_name(_SCHEMA)] if schema else [])]
-    for path in written:
+    for path in (file, *([file.parent / _SCHEMA] if schema else [])):
         kind = files.kind_of(path, "FILE")
         rule = "be a new file; --force overwrites it"
         checks.require(kind == "missing" or (force and kind == "file"), "FILE", rule, str(path))
@@ -104,7 +104,7 @@ def command(
         words = [word for word in context.args if word.startswith(f"--{key}=")]
         checks.require(not words, key, f"be given as {option}", words)
 
-    can_ask = sys.stdin.isatty() and not (out.as_json or out.is_quiet)
+    can_ask = sys.stdin is not None and sys.stdin.isatty() and not (out.as_json or out.is_quiet)
 
     def ask(given: str | None, question: str, default: str, check: _Check) -> str:
         while True:
@@ -118,6 +118,11 @@ def command(
                 out.warn(str(error))
             else:
                 return text
+
+    asked = {"data.options.path": data, "data.options.label": label, "data.options.client": client}
+    asked |= {f"privacy.{each}.epsilon": epsilon for each in ("record", "client")}
+    both = sorted(key for key in _keys(context.args) if asked.get(key) is not None)
+    checks.require(not both, "--data, --label, --client, --epsilon", "be the only values", both)
 
     words, notes = _data_of(data, label, client, ask)
     question = "Unit of privacy (record, client, both or none)"
@@ -143,6 +148,7 @@ def command(
     text = _as_toml(config, file.name, _keys(words) | _keys(context.args), has_schema=schema)
     again = config_files.from_toml(text, str(file))
     assert again.model_dump() == config.model_dump()
+    file.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(file, text)
     if schema:
         files.write_text(file.with_name(_SCHEMA), json.dumps(json_schema(), indent=1) + "\n")
@@ -204,7 +210,7 @@ def _is_table(data: str) -> bool:
 
 def _check_data(data: str) -> None:
     if _is_table(data):
-        files.require_file(pathlib.Path(data).expanduser(), "--data")
+        files.require_file(pathlib.Path(os.path.expanduser(data)), "--data")
     else:
         checks.one_of("--data", data, datasets.available())
 

@@ -1,5 +1,6 @@
 """The command `fedjax-dp`."""
 
+import contextlib
 import errno
 import os
 import re
@@ -163,7 +164,9 @@ def _end(text: str, status: int = 2) -> NoReturn:
     if _wants_json():
         names = [word for word in sys.argv[1:] if not word.startswith("-")]
         name = " ".join(names[: 2 if names[:1] and names[0] in _GROUPS else 1])
-        print_document(sys.stdout, name, status, {"error": text})
+        # The error may be that nothing can be written there.
+        with contextlib.suppress(OSError):
+            print_document(sys.stdout, name, status, {"error": text})
     sys.exit(status)
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -218,10 +219,9 @@ def answering(
             context: typer.Context, as_json: bool, is_quiet: bool, log_level: LogLevel, **given: Any
         ) -> None:
             # A shell leaves the "~" of `--output=~/runs` as it is.
-            given = {
-                key: each.expanduser() if isinstance(each, pathlib.Path) else each
-                for key, each in given.items()
-            }
+            for key, each in given.items():
+                if isinstance(each, pathlib.Path):
+                    given[key] = pathlib.Path(os.path.expanduser(each))
             out = Output(console(), console(is_error=True), as_json, is_quiet, log_level)
             if "context" in own:
                 given["context"] = context

@@ -77,14 +77,16 @@ def command(
     targets = None if loss is None else loss.targets
     chances = _probabilities(decoded, targets, population) if probabilities else None
     output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f"{output.name}.tmp")
     if output.suffix == ".csv":
         predicted = _columns(decoded, data.examples.get("y"), population, targets, chances)
         twice = sorted(copied.keys() & predicted.keys())
         checks.require(not twice, "--copy", "name no column that predictions have", twice)
         table = copied | predicted
-        with output.open("w", newline="", encoding="utf-8") as text:
+        with unfinished.open("w", newline="", encoding="utf-8") as text:
             rows = csv.writer(text, lineterminator="\n")
             rows.writerows([list(table), *zip(*table.values(), strict=True)])
+        unfinished.replace(output)
         return _answer(output, part, client, data.num_examples, list(table))
     leaves = jax.tree.leaves(outputs)
     names = ["outputs"] if len(leaves) == 1 else [f"outputs_{i}" for i in range(len(leaves))]
@@ -93,8 +95,9 @@ def command(
         arrays["probabilities"] = chances
     if "y" in data.examples:
         arrays["y"] = data.examples["y"]
-    with output.open("wb") as file:
+    with unfinished.open("wb") as file:
         np.savez(file, **arrays)
+    unfinished.replace(output)
     return _answer(output, part, client, data.num_examples, list(arrays))
 
 

@@ -18,6 +18,8 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.reports.large_delta import large_delta
 from fedjax_dp.privacy.reports.latex import for_paper
 
+# Counts up to this are exact as float64.
+_MOST = 2**53
 # A larger δ protects fewer than a thousand units, too few for most claims.
 _LARGE = 1e-3
 app = application("Accounting: ε, calibration, reports, comparisons.")
@@ -49,14 +51,19 @@ _Relation = Annotated[
 
 def _check(sampling_rate: float, steps: int, delta: float) -> None:
     checks.probability("--sampling-rate", sampling_rate)
-    checks.whole("--steps", steps, is_sized=False)
+    _check_count("--steps", steps)
     checks.require(0 < delta < 1, "--delta", "be in (0, 1)", delta)
+
+
+def _check_count(option: str, count: int) -> None:
+    checks.whole(option, count, is_sized=False)
+    checks.require(count <= _MOST, option, "be at most 2^53", count)
 
 
 def _warn_of(out: Output, delta: float, num_units: int | None) -> None:
     """Warns of a δ that is not below 1/n for n units, or seldom is where n is not given."""
     if num_units is not None:
-        checks.whole("--num-units", num_units, is_sized=False)
+        _check_count("--num-units", num_units)
         if text := large_delta("unit", delta, num_units):
             out.warn(text)
     elif delta > _LARGE:
@@ -229,6 +236,8 @@ def compare(
     settings = [_setting(text, steps, delta) for text in setting]
     rule = "be different for each curve"
     checks.require(len(set(settings)) == len(settings), "--setting", rule, setting)
+    is_picture = output.suffix in (".png", ".pdf") and not output.is_dir()
+    checks.require(is_picture, "--output", "be a file that ends in .png or .pdf", str(output))
     files.require_folder(output.absolute().parent, "--output", writable=True)
     for noise_multiplier, rate in settings:
         rounds = sorted({max(1, round(steps * i / 40)) for i in range(1, 41)})

@@ -1,9 +1,7 @@
 """`fedjax-dp sweep`: runs a grid of experiments, or those that a search chooses."""
 
 import contextlib
-import math
 import pathlib
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,7 +13,7 @@ from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.packages import MissingPackageError
-from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key
+from fedjax_dp.experiment.reading.config_files import load_config, overlap, require_key, value_of
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.experiment.studies import executors, paper
 from fedjax_dp.experiment.studies.cluster import Cluster
@@ -354,7 +352,7 @@ def _number(text: str) -> Any:
     """Reads a finite number; whole if it is written so."""
     for kind in (int, float):
         with contextlib.suppress(ValueError):
-            return kind(text) if math.isfinite(kind(text)) else None
+            return kind(text) if checks.is_finite_number(kind(text)) else None
     return None
 
 
@@ -404,7 +402,7 @@ def _axis(word: str) -> tuple[str, Mapping[str, Sequence[str]]]:
     checks.require(bool(equals and text), "--over", "be KEY=V1,V2", word)
     parts = _parts(text)
     checks.require(all(parts), f"--over {key}", "have a value between any two commas", text)
-    values = [_value(part) for part in parts]
+    values = [value_of(key, part) for part in parts]
     is_once = all(value not in values[:i] for i, value in enumerate(values))
     names = [
         value if isinstance(value, str) else part for value, part in zip(values, parts, strict=True)
@@ -431,14 +429,6 @@ def _parts(text: str) -> list[str]:
                 continue
         found[-1] += letter
     return [part.strip() for part in found]
-
-
-def _value(part: str) -> Any:
-    """Reads a value as it is written in TOML; other words are strings."""
-    try:
-        return tomllib.loads(f"value = {part}")["value"]
-    except ValueError:
-        return part
 
 
 def _require_apart(keys: Sequence[str], words: Sequence[str], option: str = "--over") -> None:

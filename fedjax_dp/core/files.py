@@ -56,10 +56,11 @@ def require_file(path: Path, name: str) -> None:
 
 
 def require_new(path: Path, name: str, endings: Sequence[str]) -> None:
-    """Requires the path of a file that is not there yet, with one of these endings."""
+    """Requires the path of a file that can be made, with one of these endings; "" is any."""
     is_new = kind_of(path, name) == "missing" and os.fspath(path).endswith(tuple(endings))
-    rule = f"be a new file that ends in {' or '.join(endings)}"
+    rule = f"be a new file that ends in {' or '.join(endings)}" if any(endings) else "be new"
     checks.require(is_new, name, rule, os.fspath(path))
+    require_folder(os.path.dirname(os.path.abspath(path)), f"the folder of {name}", writable=True)
 
 
 def require_folder(path: Path, name: str, *, writable: bool = False) -> None:
@@ -244,8 +245,8 @@ def read_at(descriptor: int, into: memoryview, offset: int) -> int:
     return offset - start
 
 
-def parse_json(text: str, where: Path) -> Any:
-    """Parses JSON; refuses repeated names."""
+def parse_json(text: str | bytes, where: Path) -> Any:
+    """Parses JSON; a ValueError for all that is none, and for repeated names."""
     with reading(where, "be JSON", ValueError, RecursionError):
         return json.loads(text, object_pairs_hook=_once)
 

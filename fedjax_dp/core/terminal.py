@@ -17,6 +17,9 @@ def prepare() -> None:
     """Makes the streams of a command take any text, and the first Ctrl-C the only one."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    # Where a width is not known it may be said to be 0, at which nothing would be printed.
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]
     codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         # Another object may stand in for a stream, and None where there is no terminal.

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from marks import slow
 from rich.console import Console
 
 from fedjax_dp.cli import main, progress
@@ -309,6 +310,32 @@ def a_run():
         model=SimpleNamespace(full_params=lambda params: params, loss_fn=None),
         params={"w": np.ones(2, np.float32)},
     )
+
+
+@slow
+def test_predictions_appear_whole(fedjax_dp, monkeypatch, tmp_path):
+    def stops(file, **arrays):
+        file.write(b"a part")
+        raise KeyboardInterrupt
+
+    main.command("predict")
+    module = sys.modules["fedjax_dp.cli.predict"]
+    monkeypatch.setattr(module, "load_run", lambda folder, warn: a_run())
+    monkeypatch.setattr(module, "other_data", lambda run, words, **_: None)
+    monkeypatch.setattr(module, "predict", lambda model, params, data: np.zeros((4, 10)))
+    monkeypatch.setattr(np, "savez", stops)
+    assert fedjax_dp("predict", "runs/x", "--output", tmp_path / "p.npz")[0] == 130
+    assert not (tmp_path / "p.npz").exists()
+
+
+@slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_an_answer_that_cannot_be_written_is_an_error_without_a_traceback():
+    words = [sys.executable, "-m", "fedjax_dp", "--version", "--json"]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 2 and ended.stderr.count(b"\n") == 1
+    assert ended.stderr.startswith(b"error: ")
 
 
 def test_what_reads_a_run_answers_json(fedjax_dp, monkeypatch, tmp_path):

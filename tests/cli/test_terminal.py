@@ -53,6 +53,16 @@ def test_text_files_name_their_encoding():
     assert ended.returncode == 0, ended.stdout
 
 
+def test_a_width_of_0_is_one_that_is_not_known(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for given, left in (("0", None), ("20", "20")):
+        monkeypatch.setenv("COLUMNS", given)
+        terminal.prepare()
+        assert os.environ.get("COLUMNS") == left
+
+
 def test_there_may_be_no_streams(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", object())

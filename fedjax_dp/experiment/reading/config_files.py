@@ -240,17 +240,24 @@ def _put(changes: dict[str, Any], key: str, text: str) -> None:
         raise ConfigError(
             f"{_COMMAND_LINE}: {key} is a section, not a key; its keys are {some}{hint}"
         )
+    value = value_of(key, text)
+    # A name such as 2024-05-01 is a string if a string is required, quoted or not.
+    is_text = any(set(map(bare, kinds_of(field.annotation))) <= _TEXT for field in fields)
+    _put_at(changes, key, text if is_text and not isinstance(value, str) else value)
+
+
+def value_of(key: str, text: str) -> Any:
+    """Reads the value of a key as TOML writes it; other text is a string."""
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        tables = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        value = text
+        return text
     except (RecursionError, ValueError):
         rule = "hold no brackets nested hundreds deep, and no number of thousands of digits"
         shown = checks.shown(text, _SHOWN)
         raise ConfigError(f"{_COMMAND_LINE}: {key} must {rule}, got {shown}") from None
-    # A name such as 2024-05-01 is a string if a string is required, quoted or not.
-    is_text = any(set(map(bare, kinds_of(field.annotation))) <= _TEXT for field in fields)
-    _put_at(changes, key, text if is_text and not isinstance(value, str) else value)
+    # A second line, which may be of another key, is no part of a value.
+    return tables["value"] if len(tables) == 1 else text
 
 
 def _put_at(changes: dict[str, Any], key: str, value: Any) -> None:

@@ -18,11 +18,12 @@ def with_settings(grid: Sequence[Point], file: pathlib.Path) -> tuple[list[Point
     configuration, which an empty cell leaves as they are.
     """
     files.require_file(file, _OPTION)
-    lines = [
-        (files.at_line(file, number), [cell.strip() for cell in next(csv.reader([line]))])
+    numbered = [
+        (files.at_line(file, number), line)
         for number, line in files.lines(files.read_text(file))
         if not line.startswith("#")
     ]
+    lines = [(place, _cells(line, place)) for place, line in numbered]
     rule = "hold a line of column names and one for each point"
     checks.require(len(lines) > 1, str(file), rule, f"{len(lines)} lines")
     place, header = lines[0]
@@ -47,3 +48,8 @@ def with_settings(grid: Sequence[Point], file: pathlib.Path) -> tuple[list[Point
         checks.require(values in settings, str(file), f"have a line for {named}", sorted(settings))
         points.append(point._replace(words=(*point.words, *settings[values])))
     return points, keys
+
+
+def _cells(line: str, place: str) -> list[str]:
+    with files.reading(place, "be a line of a CSV file", csv.Error):
+        return [cell.strip() for cell in next(csv.reader([line]))]

@@ -423,7 +423,11 @@ def rows_of(
     require_accountant(accountant)
     require_delta(dp_delta)
     checks.probability("sampling_rate", sampling_rate, allow_zero=True)
-    is_counted = bool(np.all(np.asarray(num_steps, float) <= 2.0**53))
+    try:
+        is_counted = bool(np.all(np.asarray(num_steps, float) <= 2.0**53))
+    except OverflowError:
+        # Of an integer above all floats.
+        is_counted = False
     checks.require(is_counted, "num_steps", "be at most 2^53", num_steps)
     checks.non_negative("num_steps", num_steps)
     checks.non_negative("rho", rho)
