@@ -119,8 +119,9 @@ def command(
             else:
                 return text
 
-    asked = {"data.options.path": data, "data.options.label": label, "data.options.client": client}
-    asked |= {f"privacy.{each}.epsilon": epsilon for each in ("record", "client")}
+    asked: dict[str, Any] = {f"privacy.{each}.epsilon": epsilon for each in ("record", "client")}
+    table = {"path": data, "label": label, "client": client}
+    asked |= {f"data.options.{name}": given for name, given in table.items()}
     both = sorted(key for key in _keys(context.args) if asked.get(key) is not None)
     checks.require(not both, "--data, --label, --client, --epsilon", "be the only values", both)
 
