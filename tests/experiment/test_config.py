@@ -400,6 +400,24 @@ def test_an_option_that_a_file_cannot_hold_is_found():
     assert not fields_of("a part", called, given=("model", "weigh"))
 
 
+def test_meanings_are_read_however_a_docstring_is_indented():
+    def own(*, rate: float = 1.0, depth: int = 2):
+        """Does nothing.
+
+        Args:
+            rate (float): how fast,
+                in steps: few.
+            depth:
+                how deep.
+
+        Returns:
+            rate: nothing.
+        """
+
+    found = {name: field.description for name, field in fields_of("mine.py:own", own).items()}
+    assert found == {"rate": "how fast, in steps: few.", "depth": "how deep."}
+
+
 def test_an_option_can_be_left_out_by_the_word_none(tmp_path):
     words = ("--training.optimizer_options.momentum=none", "--algorithm.name=robust_hdp")
     config = load_config(None, [*words, "--algorithm.options.num_blocks=none"])

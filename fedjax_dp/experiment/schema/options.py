@@ -3,6 +3,7 @@
 import inspect
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -63,18 +64,10 @@ def described(factory: Callable[..., Any]) -> dict[str, str]:
     """Reads descriptions from the `Args:` of a docstring, or the `Attributes:` of a class."""
     text = inspect.getdoc(factory) or ""
     *_, rest = re.split("^(?:Args|Attributes):\n", text, maxsplit=1, flags=re.MULTILINE)
-    found: dict[str, str] = {}
-    last = None
-    for line in rest.splitlines():
-        if line and not line.startswith(" "):
-            break
-        start = re.match(r"  (\*{0,2}\w+): (.*)", line)
-        if start:
-            last = start[1]
-            found[last] = start[2].strip()
-        elif last is not None and line.strip():
-            found[last] += f" {line.strip()}"
-    return found
+    # Up to the next section; own parts may indent by four, and name kinds.
+    block = textwrap.dedent(re.split(r"^(?=\S)", rest, maxsplit=1, flags=re.MULTILINE)[0])
+    entries = re.split(r"^(\*{0,2}\w+)(?: \([^)]*\))?:(?=\s)", block, flags=re.MULTILINE)[1:]
+    return {n: " ".join(x.split()) for n, x in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def read_options(fields: Fields, name: str, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
