@@ -7,6 +7,7 @@ import pytest
 from marks import telling
 from run_folders import NOT_PRIVATE, SMALL, execute, read_json
 
+from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.running import hints
@@ -24,13 +25,13 @@ def experiment(*words):
     return assemble(load_config(None, (*SMALL, "--execution.clients_per_chunk=1", *words)))
 
 
-def ran(*words, rows=(), epsilon=None, **population):
+def ran(*words, rows=(), epsilon=None, figures=(), **population):
     made = experiment(*words)
     made = made._replace(population=made.population._replace(**population))
     units = made.config.privacy.units
     full = {u: np.broadcast_to(made.budget[u], 3 if u == "record" else 1) for u in made.budget}
     spent = {unit: np.asarray(epsilon) if epsilon else full[unit] for unit in units}
-    return Ran(made, made.simulation.hyper, rows, spent)
+    return Ran(made, made.simulation.hyper, rows, spent, dict(figures))
 
 
 def of_records(*shares):
@@ -154,6 +155,31 @@ def test_columns_of_many_categories():
     (hint,) = hints.many_categories(ran(feature_names=names))
     assert "the column 'city' has 100 categories" in hint.text and not hint.is_exact
     assert not list(hints.many_categories(ran(feature_names=names[:100])))
+
+
+@pytest.mark.parametrize("name", ["test", "client_test"])
+def test_a_model_that_is_no_better_than_the_largest_class(name):
+    labels = np.array([0, 2, 2, 2, 1, 2, 0])
+    records = FederatedData.from_clients([{"x": np.zeros((7, 64)), "y": labels}])
+
+    def said(correct, of="test", **more):
+        made = ran(figures={f"{of}_accuracy": float(np.float32(correct / 7))}, **more)
+        whole = made.experiment.evaluator.whole if name == "test" else None
+        own = made.experiment.evaluator._replace(whole=whole, is_personal=of != "test")
+        made = made._replace(experiment=made.experiment._replace(evaluator=own))
+        return [hint.text for hint in hints.largest_class(made)]
+
+    for of in ("test", "shared_test"):
+        assert not said(5, of, **{name: records}) and not said(np.nan, of, **{name: records})
+        (hint,) = said(4, of, **{name: records})
+        assert hint == (
+            "accuracy: that of the shared model, 0.5714, is not above the share of the largest "
+            f"class of the test records, 0.5714{EXACT}"
+        )
+    assert said(3, **{name: records})
+    # Numbers have no classes, and other models are not the shared one.
+    assert not said(3, has_class_labels=False, **{name: records})
+    assert not said(3, "client_test", **{name: records})
 
 
 def test_clients_without_a_step():

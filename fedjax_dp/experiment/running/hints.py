@@ -54,12 +54,14 @@ class Ran(NamedTuple):
       hyper: the numbers of its last round.
       rows: the metrics of its rounds.
       epsilon: ε of each account, by unit.
+      figures: the results of its last evaluation.
     """
 
     experiment: Experiment
     hyper: Hyper
     rows: Sequence[Mapping[str, Any]]
     epsilon: Mapping[str, np.ndarray]
+    figures: Mapping[str, Any]
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -233,6 +235,21 @@ def noised_metric(ran: Ran) -> Iterator[Hint]:
         yield Hint(text, is_exact=False)
 
 
+def largest_class(ran: Ran) -> Iterator[Hint]:
+    """Compares the shared model with one that predicts the largest class of the test records."""
+    evaluator, population = ran.experiment.evaluator, ran.experiment.population
+    of = "shared_test" if evaluator.is_personal else "test"
+    accuracy = ran.figures.get(f"{of}_accuracy", math.nan)
+    records = population.client_test if evaluator.whole is None else population.test
+    if records is None or not population.has_class_labels or math.isnan(accuracy):
+        return
+    _, counts = np.unique(records.examples["y"], return_counts=True)
+    size, count = records.num_examples, int(counts.max())
+    if round(accuracy * size) <= count:
+        text = f"accuracy: that of the shared model, {accuracy:.4f}, is not above the share of the "
+        yield Hint(f"{text}largest class of the test records, {count / size:.4f}", is_exact=True)
+
+
 HINTS: tuple[Callable[[Ran], Iterator[Hint]], ...] = (
     clip_norms,
     noise_of_clients,
@@ -242,6 +259,7 @@ HINTS: tuple[Callable[[Ran], Iterator[Hint]], ...] = (
     many_categories,
     without_a_step,
     noised_metric,
+    largest_class,
 )
 
 
