@@ -207,6 +207,7 @@ def test_the_root_of_a_deployment_is_that_which_draws_its_noise(trust, keys, roo
     assert data["noise_root"] == root
     assert ("`a/root`" in words) == ("destroyed or kept secret" in words) == of_run
     assert ("which the server never has" in words) != of_run
+    assert ("root of the run gives what the server draws and cohorts that" in words) != of_run
 
 
 @pytest.mark.parametrize(

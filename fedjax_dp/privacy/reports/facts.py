@@ -357,7 +357,10 @@ ROOTS = {
         "which the server never has. A node must keep its root secret, with everything saved "
         "beside it: anyone who has it can subtract the noise of the node's clients. A root has as "
         "many bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic: the "
-        "claim holds against those who cannot search that many keys.",
+        "claim holds against those who cannot search that many keys. The server's root of the run "
+        "gives what the server draws and cohorts that may be known, but no noise of a node. "
+        "Cohorts that must stay hidden are drawn with further random bits in each round, which "
+        "are not saved, but `checkpoint` in the run folder lists who was drawn.",
         "The noise is pseudorandom from secret keys of 64 bits, drawn from the operating systems "
         "of the nodes.",
     ),
