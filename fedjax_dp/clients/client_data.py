@@ -1,7 +1,7 @@
 """A client inside a compiled round: its records, those of its round, or only its public data."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import flax.struct
 import jax
@@ -28,6 +28,17 @@ class Exact:
     """
 
     value: jax.Array
+
+    def _refuse(self, *_others: Any) -> NoReturn:
+        rule = (
+            "leave as metrics alone, in `training` or `info` of a ClientOutput: nothing else may "
+            "be computed from them under a claim for records, as they carry no noise"
+        )
+        raise ValueError(f"exact metrics of local training must {rule}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __float__ = __jax_array__ = _refuse
 
 
 class Opener(Protocol):

@@ -90,11 +90,11 @@ def per_part(parts: Mapping[str, Summed]) -> Summed:
     for name, part in parts.items():
         is_summed, kind = isinstance(part, Summed), type(part).__name__
         checks.require(is_summed, f"parts[{name!r}]", "be a Summed aggregator", kind)
-        is_plain, rule = (
-            part.claim is None and part.encode is None,
-            "add no noise and encode nothing",
-        )
-        checks.require(is_plain, f"parts[{name!r}]", rule, "an aggregator that does")
+        rule = "add no noise and encode nothing: one aggregator of the whole dict, such as "
+        rule += "gaussian_mean, clips all parts together"
+        done = "noise" if part.claim is not None else "an encoding"
+        is_plain = part.claim is None and part.encode is None
+        checks.require(is_plain, f"parts[{name!r}]", rule, done)
 
     def init(structure):
         return {name: part.init(structure[name]) for name, part in parts.items()}

@@ -27,6 +27,7 @@ from fedjax_dp.algorithms import registry
 from fedjax_dp.algorithms.base import Stages
 from fedjax_dp.algorithms.blur_lus import SERVERS
 from fedjax_dp.clients import (
+    Exact,
     UpdateContext,
     exact_choice,
     mean_loss,
@@ -157,6 +158,12 @@ def test_what_a_transform_closes_over_inside_a_round_is_refused_too():
         run(algorithm._replace(client=client))
 
 
+@pytest.mark.parametrize("computed", [lambda x: 1 + x, lambda x: jnp.ones(2) * x, jnp.exp])
+def test_exact_metrics_are_not_computed_with(computed):
+    with pytest.raises(ValueError, match="metrics of local training must leave as metrics alone"):
+        computed(Exact(jnp.float32(1)))
+
+
 @telling
 def test_exact_metrics_stay_metrics():
     algorithm, _ = private()
@@ -173,7 +180,7 @@ def test_exact_metrics_stay_metrics():
             ValueError, match="metrics of local training must not flow into updates"
         ):
             run(sending(part, lambda loss: loss))
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="metrics of local training must leave as metrics alone"):
         run(sending("weight", lambda loss: 1.0 + loss))
     for part in ("update", "weight", "state"):
         for opened in (lambda loss: loss.value, lambda loss: jnp.exp(-jax.tree.leaves(loss)[0])):
