@@ -407,6 +407,8 @@ def test_nothing_is_kept_where_nothing_is_claimed():
     account = PrivacyAccounting(sim)
     account.charge(record_of(*FOUR_ROUNDS))
     assert account.ledgers == {} and account.epsilon({}) == {}
+    with pytest.raises(ValueError, match=r"each unit that is claimed: none is, got \['client'\]"):
+        account.epsilon({"client": 1e-3})
     assert account.affordable_rounds(state, KEY, 9, {"client": 0.0}, DELTA, "rdp") == 9
 
 

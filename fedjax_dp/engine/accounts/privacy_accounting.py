@@ -441,7 +441,7 @@ class PrivacyAccounting:
 
         Raises:
           ValueError: for one number where several units are claimed, or none is; if a unit that is
-            claimed is missing.
+            claimed is missing; for units where none is claimed.
         """
         if accountant is None:
             accountant = self._accountant or "rdp"
@@ -450,8 +450,9 @@ class PrivacyAccounting:
             checks.require(len(self.ledgers) == 1, "dp_delta", rule, dp_delta)
             (ledger,) = self.ledgers.values()
             return float(np.max(ledger.epsilon(dp_delta, accountant)))
-        has_all, rule = self.ledgers.keys() <= dp_delta.keys(), "have each unit that is claimed"
-        checks.require(has_all, "dp_delta", f"{rule}: {', '.join(self.ledgers)}", [*dp_delta])
+        claimed, rule = ", ".join(self.ledgers) or "none is", "have each unit that is claimed"
+        has_all = self.ledgers.keys() <= dp_delta.keys() and (bool(self.ledgers) or not dp_delta)
+        checks.require(has_all, "dp_delta", f"{rule}: {claimed}", [*dp_delta])
         return {unit: v.epsilon(dp_delta[unit], accountant) for unit, v in self.ledgers.items()}
 
     def to_json(self) -> str:

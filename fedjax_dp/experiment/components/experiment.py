@@ -112,6 +112,12 @@ class Experiment(NamedTuple):
     clock: Clock | None = None
 
     @property
+    def claimed_delta(self) -> dict[str, float | list[float]]:
+        """δ by unit that is claimed: the mean over realised cohorts claims none."""
+        units = self.simulation.federation.claims.units
+        return {unit: delta for unit, delta in self.dp_delta.items() if unit in units}
+
+    @property
     def written(self) -> Config:
         """The configuration as stored in a run folder: numbers by client under their names."""
         return named(self.config, self.population.train)

@@ -161,7 +161,7 @@ def write_results(
     # Damage was reported when the logbook was opened.
     rows = read_metrics(folder, lambda text: None)
     accountant = experiment.config.privacy.accountant
-    spent = accounting.epsilon(experiment.dp_delta, accountant)
+    spent = accounting.epsilon(experiment.claimed_delta, accountant)
     evaluated = evaluate(experiment.evaluator, state, start.hyper, section.seed)
     summary = _summary(experiment, state, evaluated.figures, spent, rows) | timing
     if kept is not None:

@@ -331,7 +331,7 @@ def _rows(
         is_asked = accountant != "pld" or (
             (done + i + 1) % experiment.config.run.checkpoint_every == 0
         )
-        spent = start.accounting.epsilon(experiment.dp_delta, accountant) if is_asked else {}
+        spent = start.accounting.epsilon(experiment.claimed_delta, accountant) if is_asked else {}
         row |= sent[i]
         for unit, each in spent.items():
             row[f"epsilon_{unit}"] = float(np.max(each))
