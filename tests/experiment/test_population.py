@@ -10,7 +10,7 @@ from fedjax_dp.data.datasets import Dataset
 from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import parts_of
 from fedjax_dp.experiment.components.partitions import Partition
-from fedjax_dp.experiment.reading.config_diff import tables_of
+from fedjax_dp.experiment.reading.config_diff import decided, tables_of
 from fedjax_dp.experiment.reading.config_files import load_config, to_toml
 from fedjax_dp.experiment.running.loading import other_data
 from fedjax_dp.experiment.schema.config import DataSection
@@ -158,7 +158,13 @@ def test_the_natural_clients_of_data_of_ones_own_are_the_default(tmp_path, words
     assert parts.config.data.partition == partition
     file.write_text(to_toml(parts.config), encoding="utf-8")
     assert ("num_clients" in file.read_text()) == (not names)
-    assert load_config(file).data.is_divided and load_config(file).data.partition == partition
+    saved = load_config(file)
+    assert saved.data.is_divided and saved.data.partition == partition
+    # A sweep that is repeated finds the same settings, whatever its data decided.
+    assert tables_of(decided(config, saved)) == tables_of(saved)
+    for share, is_same in (("0", bool(names)), ("0.3", False)):
+        other = load_config(file, [f"--data.client_test_share={share}"])
+        assert (tables_of(decided(config, other)) == tables_of(other)) == is_same
     if names:
         few = [*given, "--participation.sampler=fixed_size", "--participation.cohort_size=5"]
         with pytest.raises(ValueError, match=r"cohort_size must be at most .* 3 clients, got 5"):

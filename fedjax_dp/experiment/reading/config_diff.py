@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.experiment.components.numbers_by_client import KEYS
 from fedjax_dp.experiment.components.partitions import PARTITIONS
 from fedjax_dp.experiment.reading import config_files
@@ -27,6 +28,19 @@ def tables_of(config: Config) -> dict[str, Any]:
     if not PARTITIONS[config.data.partition].counts_clients:
         tables["data"].pop("num_clients", None)
     return tables
+
+
+def decided(config: Config, saved: Config) -> Config:
+    """Fills in what the loaded data of a run decided, as its saved configuration has it."""
+    data, there, found = config.data, saved.data, dict[str, Any]()
+    if is_own(data.name) and not data.is_divided:
+        choices = map(data.partition_for, (True, False))
+        found |= {"partition": there.partition} if there.partition in choices else {}
+    is_natural = found.get("partition", data.partition) == "natural"
+    if is_natural and "client_test_share" not in data.model_fields_set:
+        # Clients with test data of their own hold out nothing else.
+        found |= {} if there.client_test_share else {"client_test_share": 0.0}
+    return config.model_copy(update={"data": data.model_copy(update=found)})
 
 
 def completed(tables: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.foreign_text import in_csv, in_markdown
 from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import config_files
-from fedjax_dp.experiment.reading.config_diff import require_same, tables_of
+from fedjax_dp.experiment.reading.config_diff import decided, require_same, tables_of
 from fedjax_dp.experiment.running.run_folder import CONFIG_FILE, SUMMARY_FILE
 from fedjax_dp.experiment.running.watcher import Watcher
 from fedjax_dp.experiment.schema.config import Config
@@ -179,8 +179,9 @@ def run_all(
         file = job.folder / CONFIG_FILE
         if file.is_file():
             # A run records the numbers of published lists, and not their names.
-            wanted = with_named_lists(job.config)
-            require_same(file, tables_of(config_files.load_config(file)), tables_of(wanted))
+            saved = config_files.load_config(file)
+            wanted = decided(with_named_lists(job.config), saved)
+            require_same(file, tables_of(saved), tables_of(wanted))
     done = summaries_of(jobs)
     for place in done:
         report(f"{labels[place]}: done before")
