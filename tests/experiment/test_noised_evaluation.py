@@ -13,7 +13,7 @@ from scipy import stats
 
 import fedjax_dp as fdp
 from fedjax_dp.evaluation.noised import METRIC, NoisedAccuracy
-from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment import load_config, load_run
 from fedjax_dp.experiment.components.callbacks import early_stopping
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.components.noised import check_evaluated
@@ -229,3 +229,5 @@ def test_a_run_that_stops_by_released_values_pays_for_all_planned_ones(tmp_path)
     assert summary["epsilon"] == pytest.approx(epsilon_of(1.5, 7, 3), rel=1e-9)
     text = (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
     assert "Any of its 7 planned rounds could have been the last" in text
+    loaded = load_run(tmp_path / "run").accounting
+    assert loaded.epsilon(1e-5) == pytest.approx(summary["epsilon"], rel=1e-9)

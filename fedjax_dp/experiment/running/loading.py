@@ -42,7 +42,7 @@ from fedjax_dp.experiment.running.run_folder import (
     is_deployed,
     read_newest,
 )
-from fedjax_dp.experiment.running.starting import accounting_of, first_state
+from fedjax_dp.experiment.running.starting import accounting_of, first_state, saved_root
 from fedjax_dp.experiment.schema.config import Config
 from fedjax_dp.io.checkpoint import Checkpoints
 from fedjax_dp.io.journal import JournalFile
@@ -62,7 +62,7 @@ class Run(NamedTuple):
         is kept.
       hyper: the hyperparameters of its rounds.
       accounting: the ledgers of all rounds up to that state; of a deployed run, of all that it has
-        sent.
+        sent; of one that ended by a rule on what it had released, of all planned rounds.
       metrics: one dict for each of the rounds up to that checkpoint.
     """
 
@@ -165,6 +165,10 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
     else:
         accounting = accounting_of(experiment, hyper)
         accounting.restore(extra["ledgers"])
+    left = extra.get("planned_rounds", 0) - int(state.round)
+    if left > 0:
+        key = saved_root(config.run, checkpoints)
+        accounting.ledgers = accounting.planned(state, key, left)
     rows = [row for row in read_metrics(folder, warn) if row["round"] <= int(state.round)]
     plateaus = plateaus_of(experiment.config)
     hyper = after_plateaus(hyper, plateaus, rows, config.run.evaluate_every)

@@ -143,7 +143,7 @@ def steps(
         whole, rounds = before.whole + now - started, before.rounds + now - first
         return {"seconds": whole, "seconds_rounds": rounds}
 
-    def save(state: SimulationState, kept: Kept | None) -> None:
+    def save(state: SimulationState, kept: Kept | None, left_out: int = 0) -> None:
         ledgers = start.accounting.to_json()
         require_same("the ledgers", ledgers)
         extra = {
@@ -152,6 +152,7 @@ def steps(
             "config": start.text,
             "frozen": base,
             "kept": facts_of_kept(kept),
+            "planned_rounds": int(state.round) + left_out,
         } | seconds()
         # Saved before the next round overwrites client state.
         whole = with_kept(experiment, experiment.simulation.for_checkpoint(state), kept)
@@ -165,13 +166,16 @@ def steps(
     state, start, ended, stopped_by = yield from _rounds(
         experiment, state, start, logbook, callbacks, health, watcher, save, is_interrupted
     )
-    save(state, start.kept)
+    left_out = 0
+    if stopped_by is not None and callbacks[stopped_by].is_private:
+        left_out = _affordable(experiment, state, start)
+    save(state, start.kept, left_out)
     logbook.close()
     start.checkpoints.close()
     watcher.phase("evaluating and drawing")
     timing |= seconds()
-    if stopped_by is not None and callbacks[stopped_by].is_private:
-        experiment = _charged_as_planned(experiment, state, start)
+    if left_out:
+        experiment = _charged_as_planned(experiment, state, start, left_out)
     summary = write_results(
         experiment,
         _models_at_hand(experiment, state),
@@ -271,15 +275,14 @@ def _affordable(experiment: Experiment, state: SimulationState, start: Start) ->
     return affordable_rounds(experiment, at_hand, start.accounting, start.hyper, start.key)
 
 
-def _charged_as_planned(experiment: Experiment, state: SimulationState, start: Start) -> Experiment:
+def _charged_as_planned(
+    experiment: Experiment, state: SimulationState, start: Start, count: int
+) -> Experiment:
     """Charges the rounds that a run left out because of what it had released, and states them.
 
     Any round could have been the last: ε of the rounds that ran covers no such choice, and ε of all
     planned rounds covers each, as post-processing of the longest run.
     """
-    count = _affordable(experiment, state, start)
-    if count == 0:
-        return experiment
     at_hand = _at_hand(experiment, state._replace(clients=None))
     start.accounting.ledgers = start.accounting.planned(at_hand, start.key, count)
     facts = {"planned_rounds": int(state.round) + count}

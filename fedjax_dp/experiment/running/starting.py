@@ -187,7 +187,7 @@ def _restored(
     require_same_config(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     require_same_numbers(folder)
-    key = _saved_root(config.run, checkpoints)
+    key = saved_root(config.run, checkpoints)
     _require_stated(experiment, key)
     state = stored_in(first_state(experiment), folder / CLIENTS_FOLDER)
     hyper, like = experiment.simulation.hyper, experiment.simulation.for_checkpoint(state)
@@ -304,7 +304,7 @@ def _require_space(experiment: Experiment, state: SimulationState) -> None:
     file.require_space(num_rows - file.num_allocated(), name="--output")
 
 
-def _saved_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
+def saved_root(section: RunSection, checkpoints: Checkpoints) -> PRNGKey:
     """Returns the root of a resumed run; refuses a secret run that has lost its root."""
     root = checkpoints.root()
     if not section.secret:
