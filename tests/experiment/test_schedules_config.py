@@ -382,6 +382,7 @@ def test_a_run_with_too_little_noise_in_one_round_stops_at_its_budget(tmp_path):
 
 
 MASKED = ("--algorithm.aggregator=gradient_mask", "--algorithm.aggregator_options.threshold=0.4")
+OF_DITTO = "--schedules.algorithm.options.personal_epochs=plateau"
 OF_MASK = "--schedules.algorithm.aggregator_options.threshold=linear"
 
 
@@ -395,6 +396,11 @@ OF_MASK = "--schedules.algorithm.aggregator_options.threshold=linear"
         (
             [*NOT_PRIVATE, *MASKED, OF_MASK, "--schedules.algorithm.options.threshold=cosine"],
             r"threshold must be of another number than schedules\.algorithm\.\w+\.threshold",
+        ),
+        pytest.param(
+            ["--algorithm.name=ditto", "--algorithm.options.personal_epochs=2", OF_DITTO],
+            "personal_epochs must not be a plateau: the privacy of a run is planned before",
+            marks=slow,
         ),
     ],
 )

@@ -14,6 +14,7 @@ from fedjax_dp.algorithms.schedules import Curve
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, NonNegative, Probability, ProperFraction
 from fedjax_dp.core.registry import Registry, is_own
+from fedjax_dp.engine.accounts.calibration import priced_factors
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.schedules import names_of, require_scheduled, scheduled
 from fedjax_dp.experiment.components.measured import RELEASED, Measured, measured
@@ -27,6 +28,7 @@ from fedjax_dp.experiment.schema.constraints import keyed, ready_value, refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
 
 _HERE = "schedules"
+_PLANNED = "not be a plateau: the privacy of a run is planned before its metrics are known"
 # Sections and tables of options whose numbers can have a curve, and where `Hyper` has them.
 _SECTIONS = {
     "training": "local.",
@@ -290,6 +292,11 @@ def with_schedules(config: Config) -> Callable[[Federation], Federation] | None:
             same = [other for other in entries if places[other] == place]
             rule = f"be of another number than {_HERE}.{same[0]}"
             checks.require(same[0] == key, f"{_HERE}.{key}", rule, entries[key])
+        for key in plateaus_of(config):
+            smaller = {places[key]: np.array([1, 0.5], np.float32)}
+            sizes = federation.population.sizes
+            is_free = not priced_factors(federation.algorithm, sizes, smaller)
+            checks.require(is_free, f"{_HERE}.{key}", _PLANNED, "plateau")
         of_numbers = {place: tables[name_of(key)] for key, place in places.items()}
         return scheduled(federation, of_numbers, config.run.rounds)
 
@@ -357,9 +364,8 @@ def _check_plateaus(config: Config) -> None:
     for key, plateau in plateaus_of(config).items():
         here, name = f"{_HERE}.{key}", key.rpartition(".")[2]
         planned = ("noise_multiplier", "batch_size", "num_epochs", "num_steps")
-        rule = "not be a plateau: the privacy of a run is planned before its metrics are known"
         fits = not (config.privacy.units and name in planned)
-        checks.require(fits, here, rule, "plateau")
+        checks.require(fits, here, _PLANNED, "plateau")
         rule = f"be {' or '.join(RELEASED)} if run.release is 'private': other metrics are exact"
         fits = config.run.release is None or plateau.is_private
         checks.require(fits, f"{here}.metric", rule, plateau.metric)
