@@ -23,17 +23,24 @@ PATHS = {"path": "old", "test_path": "new"}
 def built(monkeypatch):
     """Builds the population of tiny data that are dealt out as the rows say."""
 
-    def build(rows, num_test=NUM, **more):
+    def build(rows, num_test=NUM, counts_clients=True, **more):
         x, y = np.arange(2.0 * NUM, dtype=np.float32).reshape(NUM, 2), np.arange(NUM) % 2
         test = {"x": x[:num_test], "y": y[:num_test]}
         data = Dataset("own", {"x": x, "y": y}, test, 2, "classification")
         monkeypatch.setattr(population.datasets, "load", lambda *_args, **_options: data)
-        own = {"own": Partition(lambda num_clients: rows, ("num_clients",))}
-        monkeypatch.setattr(population, "PARTITIONS", own)
+        made = Partition(lambda num_clients: rows, ("num_clients",), counts_clients=counts_clients)
+        monkeypatch.setattr(population, "PARTITIONS", {"own": made})
         section = {"partition": "own", "num_clients": 2, "client_test_share": 0.0} | more
         return population.build_population(DataSection(**section), seed=0)
 
     return build
+
+
+def test_a_partition_may_count_its_clients_where_data_name_none(built):
+    rows = np.array_split(np.arange(NUM), 3)
+    made = built(rows, counts_clients=False, unseen_client_share=0.3)
+    assert (made.train.num_clients, made.unseen.num_clients) == (2, 1)
+    assert sorted(map(int, made.train.client_names + made.unseen.client_names)) == [0, 1, 2]
 
 
 def test_a_client_column_that_is_not_used_and_unscaled_numbers_are_named(tmp_path):

@@ -57,7 +57,8 @@ def population_from(
     entry = PARTITIONS[section.partition]
     unseen: FederatedData | None = None
     is_natural = not (entry.counts_clients or entry.changes_examples)
-    if data.train_clients is not None and is_natural:
+    has_names = is_natural and data.train_clients is not None
+    if has_names:
         data, unseen = _without_natural(data, section, seed)
     data, public_x = _hold_out_public(data, section.public_examples, seed)
     is_labelled = data.task == "classification" and data.train["y"].ndim == 1
@@ -82,7 +83,7 @@ def population_from(
     chosen: dict[str, Any] = {"partition": section.partition}
     clusters: np.ndarray | None = None
     names: tuple[str, ...] = ()
-    if entry.counts_clients or entry.changes_examples:
+    if not has_names:
         apart = unseen_of(section, list(map(str, range(num_made))), seed)
         if len(apart):
             rest = np.delete(np.arange(num_made), apart)
@@ -95,7 +96,7 @@ def population_from(
         sharing = statistics.sharing_of(made.rows)
         test = None if client_test is not None else _whole_test(data, is_unlabelled)
     else:
-        if not entry.counts_clients:
+        if has_names:
             ids = np.unique(np.asarray(data.train_clients)).tolist()
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
             is_asked = "client_test_share" in section.model_fields_set
