@@ -155,6 +155,10 @@ def test_columns_of_many_categories():
     (hint,) = hints.many_categories(ran(feature_names=names))
     assert "the column 'city' has 100 categories" in hint.text and not hint.is_exact
     assert not list(hints.many_categories(ran(feature_names=names[:100])))
+    for column, is_exact in (("city", True), ("sex", False)):
+        occur = (f"which values occur in {column!r}, since no categories were declared",)
+        (hint,) = hints.many_categories(ran(feature_names=names, exact_statistics=occur))
+        assert hint.is_exact == is_exact
 
 
 @pytest.mark.parametrize("name", ["test", "client_test"])

@@ -196,7 +196,8 @@ def budget_in_part(ran: Ran) -> Iterator[Hint]:
 
 def many_categories(ran: Ran) -> Iterator[Hint]:
     """Finds columns of which each of many categories has parameters of its own."""
-    names = ran.experiment.population.feature_names
+    population = ran.experiment.population
+    names = population.feature_names
     counts = Counter(name.partition("=")[0] for name in names if "=" in name)
     for column, count in counts.items():
         if count >= _MANY:
@@ -204,7 +205,8 @@ def many_categories(ran: Ran) -> Iterator[Hint]:
                 f"data: the column {column!r} has {count} categories, each with parameters of its "
                 "own, which all get noise; merge rare ones, or leave it out of the features"
             )
-            yield Hint(text, is_exact=False)
+            # Unless they were declared, they were read off the data.
+            yield Hint(text, any(repr(column) in one for one in population.exact_statistics))
 
 
 def without_a_step(ran: Ran) -> Iterator[Hint]:
