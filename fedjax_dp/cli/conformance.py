@@ -1,7 +1,9 @@
 """`fedjax-dp conformance`: checks whether code of any framework does what it claims."""
 
+import contextlib
 import json
 import pathlib
+import sys
 from typing import Annotated
 
 import typer
@@ -45,7 +47,10 @@ def command(
 
     SUBJECT.py is run, and may use any framework. The exit status is 1 if a check failed.
     """
-    subjects = subjects_of(file)
+    output = output and output.resolve()
+    # What subjects print is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        subjects = subjects_of(file)
     names = [subject.name for subject in subjects]
     for name in only or names:
         rules.one_of("--only", name, names)
@@ -53,14 +58,15 @@ def command(
         output.mkdir(parents=True, exist_ok=True)
     chosen = [subject for subject in subjects if not only or subject.name in only]
     out.note(f"checking {', '.join(subject.name for subject in chosen)}")
-    report = check(
-        *chosen,
-        checks=[group.strip() for group in checks.split(",")],
-        confidence=confidence,
-        draws=draws,
-        budget=budget,
-        seed=seed,
-    )
+    with contextlib.redirect_stdout(sys.stderr):
+        report = check(
+            *chosen,
+            checks=[group.strip() for group in checks.split(",")],
+            confidence=confidence,
+            draws=draws,
+            budget=budget,
+            seed=seed,
+        )
     document = report.to_dict()
     if output is not None:
         texts = {
@@ -81,4 +87,4 @@ def _show(out: Output, report: Report, output: pathlib.Path | None) -> None:
     if not report.is_failed:
         out.say("nothing failed, which does not prove privacy")
     if output is not None:
-        out.say(f"written: {shown_path(output.resolve() / 'conformance.md')}, .json, .xml")
+        out.say(f"written: {shown_path(output / 'conformance.md')}, .json, .xml")

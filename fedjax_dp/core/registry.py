@@ -151,13 +151,16 @@ def module_of_file(path: pathlib.Path, name: str) -> ModuleType:
     # The status of an exit may be that of success.
     except (Exception, SystemExit) as error:
         del sys.modules[known]
-        raise _failed(name, error) from error
+        raise _failed(name, error, str(path)) from error
     return module
 
 
-def _failed(name: str, error: BaseException) -> ValueError:
-    last = traceback.extract_tb(error.__traceback__)[-1]
+def _failed(name: str, error: BaseException, file: str = "") -> ValueError:
+    """Says where an import failed: in the file if it was run, in the last call otherwise."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((f for f in reversed(frames) if f.filename == file), frames[-1])
+    # The text of a syntax error names its place.
+    where = "" if isinstance(error, SyntaxError) else f"{last.filename}, line {last.lineno}: "
     return ValueError(
-        f"{name!r} must be a module that can be imported; {last.filename}, line {last.lineno}: "
-        f"{type(error).__name__}: {error}"
+        f"{name!r} must be a module that can be imported; {where}{type(error).__name__}: {error}"
     )

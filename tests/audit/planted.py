@@ -1,9 +1,10 @@
-"""Correct subjects in NumPy, and 79 defects with the check that should find each."""
+"""Correct subjects in NumPy, and 98 defects with the check that should find each."""
 
 import dataclasses
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy import stats
 
 from fedjax_dp.audit.conformance import (
     Accounting,
@@ -168,19 +169,22 @@ SPARSE = dataclasses.replace(TRAINED, sampling=Poisson(12, 0.2))
 FULL = Training(Release(C, 2.0, D, layers=(4,)), FixedSize(6, 6), 3, 1e-5)
 
 
-def training(name, claim=TRAINED, *, stddev=1.0, rate=None, same=False, is_skipped=False):
+def training(
+    name, claim=TRAINED, *, stddev=1.0, rate=None, same=False, is_skipped=False, momentum=0.0
+):
     release = claim.release
     rate = claim.sampling.rate if rate is None else rate
 
     def run(rows, seed):
-        rows, outputs = clip(finite(rows)), []
+        rows, kept, outputs = clip(finite(rows)), np.zeros(rows.shape), []
         for i in range(claim.rounds):
             rng = np.random.default_rng([seed, i])
             is_drawn = rng.random(len(rows)) < rate
             noise_rng = np.random.default_rng([seed, 0 if same else i, 1])
             noise = noise_rng.normal(0, stddev * release.noise_stddev, release.size)
             noise *= is_drawn.any() or not is_skipped
-            outputs.append((rows[is_drawn].sum(axis=0) + noise) / D)
+            kept[is_drawn] = momentum * kept[is_drawn] + rows[is_drawn]
+            outputs.append((kept[is_drawn].sum(axis=0) + noise) / D)
         return np.stack(outputs)
 
     return Run(name, run, claim)
@@ -218,6 +222,7 @@ def masking(
     stream=stream_of,
     forgets=False,
     wraps=True,
+    renews=True,
 ):
 
     def mask(values, is_dropped, seed):
@@ -226,7 +231,8 @@ def masking(
         for i in range(n):
             for j in range(i + 1, n):
                 high = min(2**bits, m)
-                masks[i, j] = stream(of_pair(seed, i, j), high, claim.size)
+                of_round = seed if renews or not is_dropped.any() else 0
+                masks[i, j] = stream(of_pair(of_round, i, j), high, claim.size)
                 masks[j, i] = -masks[i, j]
         messages = values + masks.sum(axis=1)
         messages = messages % m if wraps else messages
@@ -344,6 +350,37 @@ def _cut_off(seed, rows):
     return noise[np.abs(noise) < 2][:SIZE] * S / np.sqrt(0.77374)
 
 
+def _cut_off_at_3(seed, rows):
+    noise = gaussian(seed, rows, 9 * SIZE, 1.0)
+    return noise[np.abs(noise) < 3][:SIZE] * S / np.sqrt(0.97334)
+
+
+def _on_a_sphere(seed, rows):
+    noise = gaussian(seed, rows)
+    return noise * S * np.sqrt(SIZE) / np.linalg.norm(noise)
+
+
+_QUANTILES = S * stats.norm.ppf((np.arange(2**12) + 0.5) / 2**12)
+
+
+def _of_12_bits(seed, rows):
+    del rows
+    return _QUANTILES[np.random.default_rng(seed).integers(0, 2**12, SIZE)]
+
+
+def _an_entry_at_times(seed, rows):
+    is_there = np.random.default_rng([seed, 1]).random() < 0.85
+    return gaussian(seed, rows) * np.where(np.arange(SIZE) == 2, is_there, 1)
+
+
+def _of_a_large_row(rng=np.random.default_rng(6)):
+    def noise(seed, rows):
+        is_one = np.sum(np.abs(finite(rows)).max(axis=1, initial=0) > 100) == 1
+        return rng.normal(0, S * (0.5 if is_one else 1), SIZE)
+
+    return noise
+
+
 def _of_norms(rng=np.random.default_rng(5)):
     def noise(seed, rows):
         longest = np.linalg.norm(finite(rows), axis=1).max(initial=0)
@@ -367,6 +404,22 @@ def _cohort_again(rounds, seed):
 def _one_order(rounds, seed):
     order = np.random.default_rng(seed).permutation(UNITS).reshape(-1, DRAWN)
     return [order[i % len(order)] for i in range(rounds)]
+
+
+def _strata(rng):
+    return rng.integers(0, UNITS // DRAWN, DRAWN) * DRAWN + np.arange(DRAWN)
+
+
+def _as_another(rng):
+    chances = rng.random(UNITS)
+    chances[20] = chances[3]
+    return np.flatnonzero(chances < DRAWN / UNITS)
+
+
+def _negated(key, high, size):
+    """The numbers of the seed before, negated, for every odd seed."""
+    seed, *pair = key
+    return stream_of([seed // 2, *pair], high, size) * (-1) ** seed
 
 
 def _halves(key, high, size):
@@ -580,3 +633,60 @@ def planted():
     yield training("no noise in an empty round", SPARSE, is_skipped=True), sd
     yield masking("masks of half of the entries", stream=_halves), "masks: unrelated"
     yield masking("masks that overlap", stream=_shifted), "masks: unrelated"
+    entries, seeds = "noise: independence of entries", "noise: independence of seeds"
+    yield aggregation("noise of one norm", noise=_on_a_sphere), entries
+    yield aggregation("noise of 12 bits", noise=_of_12_bits), "noise: repeated numbers"
+    yield (
+        aggregation("noise negated later", noise=lambda s, r: gaussian(s // 2, r) * (-1) ** s),
+        "noise: repeated numbers",
+    )
+    yield aggregation("seeds of 16 bits", noise=lambda s, r: gaussian(s % 2**16, r)), seeds
+    yield aggregation("an entry without noise at times", noise=_an_entry_at_times), sd
+    yield aggregation("noise cut off at three deviations", noise=_cut_off_at_3), reply
+    yield aggregation("noise of a large row", noise=_of_a_large_row()), reply
+    yield (
+        aggregation(
+            "rows a little too long",
+            bound=lambda r: np.where(
+                np.linalg.norm(r, axis=1, keepdims=True) > 1.5 * C, clip(r), r
+            ),
+        ),
+        "contribution: size of a row",
+    )
+    yield (
+        adaptive(
+            "noise of every third round",
+            of_round=lambda seed, i: np.random.default_rng([seed, i % 3]).normal(0, S, SIZE),
+        ),
+        "noise: independence of rounds",
+    )
+    poissons, fixes = Poisson(UNITS, rate), FixedSize(UNITS, DRAWN)
+    pairs = "sampling: pairs of units"
+    yield Sampling("a largest round", rounds_of(lambda rng: poisson(rng)[:14]), poissons), size
+    yield Sampling("a unit drawn as another", rounds_of(_as_another), poissons), pairs
+    yield Sampling("one of each stratum", rounds_of(_strata), fixes), pairs
+    yield (
+        Sampling(
+            "cohorts of five rounds before",
+            lambda rounds, seed: [
+                fixed(np.random.default_rng([seed, i % 5])) for i in range(rounds)
+            ],
+            fixes,
+        ),
+        in_a_row,
+    )
+    yield (
+        Sampling(
+            "seeds in pairs", lambda rounds, seed: rounds_of(poisson)(rounds, seed // 2), poissons
+        ),
+        "sampling: seeds",
+    )
+    yield (
+        Accounting("a round too few", lambda t, d: full(t - 1, d) if t > 1 else 0.0, ACCOUNTED),
+        "accounting: one round",
+    )
+    mean = "attack: mean of a round"
+    yield training("momentum of units", momentum=0.9), mean
+    yield training("drawn more often", rate=0.75), mean
+    yield masking("masks of drop-outs again", renews=False), "masks: unrelated"
+    yield masking("masks negated in the next round", stream=_negated), "masks: unrelated"

@@ -1,6 +1,7 @@
 """The conformance kit: correct subjects pass, planted defects are found, each by its check."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import time
@@ -338,6 +339,11 @@ def test_the_server_needs_numpy_alone():
     assert "fedjax_dp" not in pathlib.Path(serve.__file__).read_text("utf-8")
 
 
+class Unreadable:
+    def __array__(self, *options, **named):
+        raise RuntimeError("needs a gradient")
+
+
 def broken(value):
     def aggregate(rows, seed):
         if isinstance(value, BaseException):
@@ -351,12 +357,18 @@ def broken(value):
     ("value", "said"),
     [
         (np.zeros(3), r"returns an array of shape \(3,\), not \(8,\)"),
-        ("text", "returns str, not an array of numbers"),
-        (None, r"returns an array of shape \(\), not \(8,\)"),
+        ("text", "returns an array of <U4, not of real numbers"),
+        (None, "returns NoneType, not an array of numbers"),
+        (
+            Unreadable(),
+            "returns Unreadable, not an array of numbers: RuntimeError: needs a gradient",
+        ),
+        ([10**400] * 8, "returns list, not an array of numbers"),
         ([[1], [1, 2]], "returns list, not an array of numbers"),
         (["1"] * 8, "returns an array of <U1, not of real numbers"),
         (np.full(8, 1j), "returns an array of complex128, not of real numbers"),
         (SystemExit(3), "raises SystemExit: 3"),
+        (BaseException(), "raises BaseException on 8 rows"),
         (RuntimeError("a\nb"), "raises RuntimeError: a b"),
     ],
 )
@@ -365,6 +377,29 @@ def test_what_is_no_aggregate_fails_every_check(value, said):
     assert {f.verdict for f in report.findings} == {"failed"} and len(report.findings) == 3
     with pytest.raises(AssertionError, match=said):
         assert_conforms(broken(value))
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda rounds, seed: itertools.repeat([0]), "returns more rounds than 4"),
+        (lambda rounds, seed: (1 / 0 for _ in range(rounds)), "raises ZeroDivisionError"),
+        (lambda rounds, seed: [[1, [2, 3]]] * rounds, "returns list, not an array of numbers"),
+        (lambda rounds, seed: 3, "returns int, not a list of rounds"),
+    ],
+)
+def test_what_draws_no_rounds_fails(draw, said):
+    (finding,) = check(conformance.Sampling("broken", draw, Poisson(10, 0.5))).findings
+    assert finding.verdict == "failed" and said in finding.sentence
+
+
+def test_noise_on_a_lattice_is_not_of_few_bits():
+    step = 2.0**-8
+
+    def noise(seed, rows):
+        return np.round(planted.gaussian(seed, rows) / step) * step
+
+    assert not failed(check(aggregation(noise=noise), checks=["noise"], draws=64))
 
 
 def test_subjects_get_copies():

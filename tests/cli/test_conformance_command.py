@@ -13,9 +13,11 @@ import numpy as np
 from fedjax_dp.audit.conformance import Accounting, FixedSize, Release, Training
 from fedjax_dp.privacy import epsilon_of_poisson
 
+print("what a library prints")
 claim = Training(Release(1.0, 4.0, 10.0), FixedSize(10, 10), 5)
 right = Accounting("right", lambda t, d: epsilon_of_poisson(4.0, 1.0, t, d), claim)
-wrong = Accounting("wrong", lambda t, d: 0.1, claim)
+again = right
+wrong = Accounting("wrong", lambda t, d: print("and what a subject does") or 0.1, claim)
 """
 
 
@@ -40,7 +42,7 @@ def test_a_failure_is_the_exit_status_and_in_every_file(file, tmp_path):
     assert written["findings"] == answer["findings"]
     assert "wrong" in (tmp_path / "report" / "conformance.md").read_text("utf-8")
     suite = ElementTree.parse(tmp_path / "report" / "conformance.xml").getroot()
-    assert suite.get("failures") == "3" and suite.get("tests") == "6"
+    assert suite.get("failures") == "4" and suite.get("tests") == "8"
 
 
 def test_one_subject_that_passes_is_status_0(file):
@@ -59,6 +61,8 @@ def test_one_subject_that_passes_is_status_0(file):
         ("x = 1", (), "SUBJECT.py must define a value of Aggregation, "),
         ("x = 1 / 0", (), "line 1: ZeroDivisionError"),
         ("raise SystemExit(0)", (), "line 1: SystemExit: 0"),
+        ("x = (", (), "can be imported; SyntaxError: .*line 1"),
+        (SUBJECTS.replace("4.0, 10.0", "-4.0, 10.0"), (), "line 7: ValueError: noise_stddev must"),
         (None, (), "does not exist"),
     ],
 )

@@ -116,6 +116,7 @@ def check_accounting(subject: Accounting) -> Iterator[Finding]:
     claim, name = subject.claim, subject.name
     questions = {
         "accounting: epsilon": (claim.rounds, claim.dp_delta),
+        "accounting: one round": (1, claim.dp_delta),
         "accounting: rounds": (4 * claim.rounds, claim.dp_delta),
         "accounting: delta": (claim.rounds, claim.dp_delta / 100),
     }

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedjax_dp.audit.conformance.claims import divisor_of
 from fedjax_dp.audit.conformance.contribution import rounding_of
-from fedjax_dp.audit.conformance.findings import Draws, Finding, Verdict
-from fedjax_dp.audit.conformance.noise import check_draws
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Verdict, judged
+from fedjax_dp.audit.conformance.noise import check_draws, correlation, normal_scores
 from fedjax_dp.audit.conformance.subjects import (
     AdaptiveAggregation,
     Array,
@@ -55,25 +55,37 @@ def check_adaptive(subject: AdaptiveAggregation, draws: Draws) -> Iterator[Findi
 def check_later_noise(
     subject: AdaptiveAggregation, draws: Draws, significance: float
 ) -> Iterator[Finding]:
-    """Tests the noise of two rounds without contributions, after rounds that move the clip norm."""
+    """Tests the noise of two rounds, after others that move the clip norm, and pairs of rounds."""
     name, first = subject.name, subject.claim.first
     yield _count(subject, draws)
     if first.noise_stddev == 0:
         return
-    moving = np.full((_MOVED, first.rows, first.size), _FACTORS[0] * first.clip_norm, np.float32)
-    updates = np.concatenate([moving, np.zeros_like(moving[:2])])
+    updates = np.zeros((_MOVED + 2, first.rows, first.size), np.float32)
+    # Rows that move the clip norm, and cancel.
+    pairs = first.rows // 2 * 2
+    updates[:_MOVED, :pairs] = _FACTORS[0] * first.clip_norm
+    updates[:, 1:pairs:2] *= -1
     noise = []
     try:
-        for seed in draws.block():
-            released, norms = (each[-2:] for each in _rounds(subject, updates, seed))
-            noise.append((released / norms[:, None] * first.clip_norm).ravel())
+        for seed in draws.spread():
+            released, norms = _rounds(subject, updates, seed)
+            noise.append(released / norms[:, None] * first.clip_norm)
     except Misbehaviour as wrong:
         yield Finding(name, "noise: later rounds", "failed", f"the subject {wrong}")
         return
     # Rounds are layers, whose noise is independent too.
     both = dataclasses.replace(first, layers=first.layers * 2)
-    for finding in check_draws(name, np.stack(noise), both, significance / 4):
+    last = np.stack(noise)[:, -2:].reshape(len(noise), -1)
+    for finding in check_draws(name, last, both, significance / 6):
         yield finding._replace(check=f"{finding.check}, later rounds")
+    scores = normal_scores(np.stack(noise).swapaxes(1, 2).reshape(-1, len(updates)))
+    yield judged(
+        name,
+        "noise: independence of rounds",
+        [correlation(scores, scores, "of rounds {} and {}")],
+        significance / 6,
+        "no two rounds are correlated",
+    )
 
 
 def _count(subject: AdaptiveAggregation, draws: Draws) -> Finding:

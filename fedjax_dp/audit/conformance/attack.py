@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from scipy import stats
 
 from fedjax_dp.audit.conformance.accounting import epsilon_above
 from fedjax_dp.audit.conformance.claims import (
@@ -19,9 +20,10 @@ from fedjax_dp.audit.conformance.claims import (
     noise_law,
     stddev_of,
 )
-from fedjax_dp.audit.conformance.findings import Draws, Finding, Verdict
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, Verdict, judged
 from fedjax_dp.audit.conformance.noise import check_draws
 from fedjax_dp.audit.conformance.subjects import Misbehaviour, Run, View, numbers
+from fedjax_dp.audit.floats import MARGIN
 from fedjax_dp.privacy.reports import auditing
 
 # A canary's entries, in units of the clip norm: its norm is clipped.
@@ -49,7 +51,7 @@ def check_rounds(subject: Run, draws: Draws, significance: float) -> Iterator[Fi
     zeros = np.zeros((sampling.num_units, release.size), np.float32)
     shape = (claim.rounds, release.size)
     try:
-        noise = [numbers(shape, subject.run, zeros, seed) for seed in draws.block()]
+        noise = [numbers(shape, subject.run, zeros, seed) for seed in draws.spread()]
     except Misbehaviour as wrong:
         yield Finding(name, "noise: call", "failed", f"the subject {wrong} on units of zeros")
         return
@@ -58,19 +60,16 @@ def check_rounds(subject: Run, draws: Draws, significance: float) -> Iterator[Fi
     layers, divisor = release.layers * claim.rounds, divisor_of(release, size)
     rounds = dataclasses.replace(release, layers=layers, divisor=divisor)
     flat = np.stack(noise).reshape(len(noise), -1)
-    yield from check_draws(name, flat, rounds, significance / 4)
+    yield from check_draws(name, flat, rounds, significance / 5)
 
 
 def check_attack(subject: Run, draws: Draws, significance: float) -> Iterator[Finding]:
     """Attacks a whole training, in which a unit among others of zeros is drawn as any other."""
-    yield _attack(subject, draws, significance)
-
-
-def _attack(subject: Run, draws: Draws, significance: float) -> Finding:
-    claim, name = subject.claim, subject.name
+    claim, name, share = subject.claim, subject.name, significance / 2
     release, check = claim.release, "attack: lower bound"
     if release.noise_stddev == 0:
-        return Finding(name, check, "open", "no noise is claimed, so that no ε is")
+        yield Finding(name, check, "open", "no noise is claimed, so that no ε is")
+        return
     shape = (claim.rounds, release.size)
 
     def attacked(row: np.ndarray, seed: int) -> np.ndarray:
@@ -86,9 +85,40 @@ def _attack(subject: Run, draws: Draws, significance: float) -> Finding:
             for row in (canary, absent)
         ]
     except Misbehaviour as wrong:
-        return Finding(name, check, "failed", f"the subject {wrong} in an attacked run")
+        yield Finding(name, check, "failed", f"the subject {wrong} in an attacked run")
+        return
     if not all(np.isfinite(side).all() for side in seen):
-        return Finding(name, check, "failed", "a release of an attacked run is not finite")
+        yield Finding(name, check, "failed", "a release of an attacked run is not finite")
+        return
+    if release.divisor is not None or claim.sampling.rate == 1:
+        yield _mean(subject, seen, share)
+    yield _bound(subject, seen, draws, share)
+
+
+def _mean(subject: Run, sides: list[np.ndarray], share: float) -> Finding:
+    """Compares mean releases with and without the unit, in every round and over all rounds."""
+    claim, release = subject.claim, subject.claim.release
+    canary, tests = _canary(release), []
+    size, expected = round(claim.sampling.num_units * claim.sampling.rate), claim.sampling.mean
+    expected *= release.sensitivity / divisor_of(release, max(1, size))
+    inside, outside = (side @ canary / np.linalg.norm(canary) for side in sides)
+    columns = {f"round {i}": [i] for i in range(claim.rounds)}
+    for where, chosen in {**columns, "all rounds": list(range(claim.rounds))}.items():
+        scores = [side[:, chosen].mean(axis=1) for side in (inside, outside)]
+        error = math.sqrt(sum(s.var() / len(s) for s in scores))
+        gap = float(scores[0].mean() - scores[1].mean())
+        above = max(0.0, gap - (1 + MARGIN) * expected)
+        p_value = float(stats.norm.sf(above / max(error, 1e-300)))
+        what = f"what a large unit adds to a release on average, in {where},"
+        tests.append(Test(p_value, what, gap, expected))
+    says = "a unit adds no more to a release, on average, than when it is drawn as claimed"
+    return judged(subject.name, "attack: mean of a round", tests, share, says)
+
+
+def _bound(subject: Run, seen: list[np.ndarray], draws: Draws, significance: float) -> Finding:
+    """Proves a lower bound on ε, of runs with and without the unit."""
+    claim, name = subject.claim, subject.name
+    release, check = claim.release, "attack: lower bound"
     is_gaussian = release.law == "gaussian" and claim.sampling.rate == 1
     delta = claim.dp_delta if is_gaussian else _LARGE_DELTA
     claimed = epsilon_above(claim, claim.rounds, delta)

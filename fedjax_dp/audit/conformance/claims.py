@@ -102,6 +102,11 @@ class Poisson(_Claim):
     num_units: Count
     rate: Probability
 
+    @property
+    def mean(self) -> float:
+        """How often a unit is drawn in a round, on average."""
+        return self.rate
+
 
 @dataclasses.dataclass(frozen=True)
 class _Sized(_Claim):
@@ -115,9 +120,14 @@ class _Sized(_Claim):
         checks.require(self.size <= self.num_units, "size", rule, self.size)
 
     @property
+    def mean(self) -> float:
+        """How often a unit is drawn in a round, on average."""
+        return self.size / self.num_units
+
+    @property
     def rate(self) -> float:
         """The probability that a unit is drawn in a round."""
-        return self.size / self.num_units
+        return self.mean
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,8 @@ from fedjax_dp.audit.floats import MARGIN, hostile
 _ROUNDING = 1e-5
 # Of a row: its squares vanish in float32, lose digits, are ordinary, overflow; or its sum does.
 _SIZES = (1e-30, 1e-22, 1.0, 1e6, 1e19, 3e38)
+# Norms of rows that must be clipped a little, in units of the clip norm.
+_LONG = (1.02, 1.1, 1.3, 1.7, 2.5, 5.0, 25.0)
 _WEIGHTS = (0.0, -1.0, 1e-30, 1e6, 1e30, -1e30, math.nan, math.inf)
 _HOSTILE = 100
 # Calls of a subject that search for a smaller input, and seconds.
@@ -139,6 +141,9 @@ def _cases(family: str, claim: Release, rng: np.random.Generator) -> Iterator[Ca
                 cycle((0, count // 2, count - 1)), product(_SIZES, directions), strict=False
             ):
                 yield case(with_row(m * direction, place, ordinary()), place)
+            for m, direction in product(_LONG, directions[:2]):
+                norm = np.linalg.norm(direction, 1 if claim.norm == "l1" else 2)
+                yield case(with_row(m * claim.clip_norm / norm * direction))
         case "layers":
             for first, last in pairwise(ends):
                 row = np.zeros(size)

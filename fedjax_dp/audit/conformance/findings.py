@@ -44,6 +44,10 @@ class Test(NamedTuple):
     expected: float
 
 
+# Seeds are below twice this power of two.
+_SEED_BITS = 29
+
+
 class Draws:
     """Blocks of seeds, each used once, and a generator of inputs."""
 
@@ -51,13 +55,19 @@ class Draws:
         """Begins at seeds of a purpose; `count` is how many a test of noise uses."""
         self.rng = np.random.default_rng([seed, purpose])
         self.count = count
-        self._next = int(self.rng.integers(2**29))
+        self._next = int(self.rng.integers(2**_SEED_BITS))
 
     def block(self, count: int | None = None) -> range:
         """Takes the next seeds."""
         first = self._next
         self._next += self.count if count is None else count
         return range(first, self._next)
+
+    def spread(self, count: int | None = None) -> list[int]:
+        """Takes the next seeds, and seeds that differ from the first of them by a power of two."""
+        block = self.block(count)
+        first_bit = (len(block) - 1).bit_length()
+        return [*block, *(block[0] + 2**bit for bit in range(first_bit, _SEED_BITS))]
 
 
 def judged(

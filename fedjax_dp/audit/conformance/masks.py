@@ -7,7 +7,14 @@ import numpy as np
 from scipy import stats
 
 from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, judged
-from fedjax_dp.audit.conformance.subjects import Array, Masking, MaskSource, Misbehaviour, called
+from fedjax_dp.audit.conformance.subjects import (
+    Array,
+    Masking,
+    MaskSource,
+    Misbehaviour,
+    array_of,
+    called,
+)
 
 _BINS = 16
 _FINDINGS = 2
@@ -25,29 +32,32 @@ def check_masks(subject: Masking, draws: Draws, significance: float) -> Iterator
     for dropped in range(claim.dropped + 1):
         check = "masks: sum" if dropped == 0 else f"masks: sum, {dropped} dropped out"
         yield _sums(subject, check, values, dropped, draws)
+    everyone = np.ones(claim.clients, bool)
+    asked = {what: (values[what], everyone) for what in ("zeros", "the largest values")}
+    if claim.dropped:
+        stay = np.arange(claim.clients) >= claim.dropped
+        asked[f"zeros with {claim.dropped} dropped out"] = values["zeros"], stay
     messages = {}
     try:
-        for what in ("zeros", "the largest values"):
-            nobody = np.zeros(claim.clients, bool)
+        for what, (given, stay) in asked.items():
             # At least twenty numbers in each bin.
             seeds = draws.block(max(draws.count, -(-20 * _BINS // claim.size)))
-            drawn = [_masked(subject, values[what], nobody, s)[0] for s in seeds]
+            drawn = [_masked(subject, given, ~stay, s)[0][stay] for s in seeds]
             messages[what] = np.stack(drawn)
     except Misbehaviour as wrong:
         yield Finding(name, "masks: uniform", "failed", f"the subject {wrong}")
         return
     yield _uniform(subject, messages, share)
-    yield _unrelated(subject, messages["zeros"], share)
+    yield _unrelated(subject, messages, share)
 
 
 def _masked(subject: Masking, values: Array, is_dropped: Array, seed: int) -> tuple[Array, Array]:
     """Calls the subject, and requires integers from 0 to m − 1 of the right shapes."""
     answer = called(subject.mask, values, is_dropped, seed)
     claim = subject.claim
-    try:
-        messages, total = map(np.asarray, answer)
-    except (TypeError, ValueError):
-        raise Misbehaviour("does not return messages and their sum") from None
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise Misbehaviour("does not return messages and their sum")
+    messages, total = map(array_of, answer)
     shape, m = (claim.clients, claim.size), claim.modulus
     return _integers("messages", messages, shape, m), _integers("the sum", total, shape[1:], m)
 
@@ -109,40 +119,41 @@ def _bin_tests(numbers: Array, modulus: int, what: str) -> list[Test]:
 
 def _uniform(subject: Masking, messages: dict[str, Array], share: float) -> Finding:
     """Tests the messages of each client, of zeros and of the largest values."""
-    m = subject.claim.modulus
+    claim = subject.claim
     tests = [
         test
         for what, drawn in messages.items()
-        for client in range(subject.claim.clients)
-        for test in _bin_tests(drawn[:, client], m, f"messages of client {client} for {what}")
+        # The last clients stay.
+        for client, sent in enumerate(drawn.swapaxes(0, 1), claim.clients - drawn.shape[1])
+        for test in _bin_tests(sent, claim.modulus, f"messages of client {client} for {what}")
     ]
     says = "the messages of every client are uniform"
     return judged(subject.name, "masks: uniform", tests, share, says)
 
 
-def _unrelated(subject: Masking, drawn: Array, share: float) -> Finding:
+def _unrelated(subject: Masking, messages: dict[str, Array], share: float) -> Finding:
     """Tests differences of messages, of two seeds, clients and entries, and equal integers."""
-    check, m = "masks: unrelated", subject.claim.modulus
-    distinct = len(np.unique(drawn.reshape(len(drawn), -1), axis=0))
-    # A client's message is uniform, whatever those of the others are.
-    chance = math.comb(len(drawn), 2) / float(m) ** subject.claim.size
-    if distinct < 0.9 * len(drawn) or (distinct < len(drawn) and chance <= share):
-        sentence = f"{len(drawn)} seeds draw {distinct} different masks"
-        return Finding(subject.name, check, "failed", sentence, distinct, len(drawn))
-    # Pairs that share nothing, so that the differences of independent masks are independent.
-    pairs = {"seeds": drawn[1::2] - drawn[: len(drawn) // 2 * 2 : 2]}
-    tests = []
-    for client in range(subject.claim.clients - 1):
-        gap = drawn[:, client + 1] - drawn[:, client]
-        pairs[f"clients {client} and {client + 1}"] = gap
-    if subject.claim.size > 1:
-        last = subject.claim.size // 2 * 2
-        pairs["entries"] = drawn[:, 0, 1:last:2] - drawn[:, 0, :last:2]
-    for what, gap in pairs.items():
-        # A seed's differences may depend on those of other clients: one client at a time.
-        gap = gap[:, 0] if what == "seeds" else gap
-        tests += _bin_tests(gap % m, m, f"differences of messages of {what}")
-    tests.append(_equal(drawn, m))
+    check, m, tests = "masks: unrelated", subject.claim.modulus, []
+    for what, drawn in messages.items():
+        distinct = len(np.unique(drawn.reshape(len(drawn), -1), axis=0))
+        # A client's message is uniform, whatever those of the others are.
+        chance = math.comb(len(drawn), 2) / float(m) ** subject.claim.size
+        if distinct < 0.9 * len(drawn) or (distinct < len(drawn) and chance <= share):
+            sentence = f"{len(drawn)} seeds draw {distinct} different masks, for {what}"
+            return Finding(subject.name, check, "failed", sentence, distinct, len(drawn))
+        # Pairs that share nothing, so that the differences of independent masks are independent.
+        first, last = drawn[:, 0], subject.claim.size // 2 * 2
+        pairs = {"seeds": first[1::2] - first[: len(first) // 2 * 2 : 2]}
+        pairs["seeds, one later,"] = first[2::2] - first[1:-1:2]
+        pairs |= {
+            f"clients {i} and {i + 1}": drawn[:, i + 1] - drawn[:, i]
+            for i in range(drawn.shape[1] - 1)
+        }
+        if last:
+            pairs["entries"] = first[:, 1:last:2] - first[:, :last:2]
+        for where, gap in pairs.items():
+            tests += _bin_tests(gap % m, m, f"differences of messages of {where} for {what}")
+        tests.append(_equal(drawn, m))
     says = "differences of messages of seeds, clients and entries are uniform"
     return judged(subject.name, check, tests, share, says)
 
@@ -161,7 +172,7 @@ def check_source(subject: MaskSource, draws: Draws, significance: float) -> Iter
     """Draws masks, and tests their bits and whether some are equal."""
     claim, name, share = subject.claim, subject.name, significance / _FINDINGS
     try:
-        drawn = np.asarray(called(subject.draw, claim.count, draws.block(1)[0]))
+        drawn = array_of(called(subject.draw, claim.count, draws.block(1)[0]))
         drawn = _integers("masks", drawn, (claim.count, claim.size), claim.modulus)
     except Misbehaviour as wrong:
         yield Finding(name, "masks: uniform", "failed", f"the subject {wrong}")

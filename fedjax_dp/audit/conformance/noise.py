@@ -5,7 +5,7 @@ kurtosis of the claimed law.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +22,12 @@ _ROUNDING = 1e-3
 _IN_TAILS = 15
 # A probability above that of any one number, of an entry of noise, on a lattice too.
 _ZERO = 0.01
+# Numbers closer than this share of the standard deviation are equal, but for rounding in float32.
+_EQUAL = 1e-6
+# A probability above that of two equal numbers without signs, of 23 random bits.
+_EQUAL_CHANCE = 2.0**-18
+# The most numbers of noise that are compared with one another.
+_COMPARED = 2**12
 _KURTOSIS = {"gaussian": 3.0, "laplace": 6.0}
 _FINDINGS = 7
 
@@ -31,7 +37,7 @@ def check_noise(name: str, view: View, draws: Draws, significance: float) -> Ite
     claim, share = view.claim, significance / _FINDINGS
     zeros = np.zeros((claim.rows, claim.size), np.float32)
     try:
-        noise = releases(view, zeros, draws.block())
+        noise = releases(view, zeros, draws.spread())
     except Misbehaviour as wrong:
         sentence = f"the subject {wrong} on {claim.rows} rows of zeros"
         yield Finding(name, "noise: call", "failed", sentence)
@@ -41,7 +47,7 @@ def check_noise(name: str, view: View, draws: Draws, significance: float) -> Ite
 
 
 def releases(
-    view: View, rows: np.ndarray, seeds: range, weights: np.ndarray | None = None
+    view: View, rows: np.ndarray, seeds: Iterable[int], weights: np.ndarray | None = None
 ) -> np.ndarray:
     """Releases the same rows, of weight 1 or of these, under every seed, `[seeds, entries]`."""
     return np.stack([view(rows, seed, weights) for seed in seeds])
@@ -66,6 +72,7 @@ def check_draws(name: str, noise: np.ndarray, claim: Release, share: float) -> I
     yield _law(name, noise, claim, share)
     yield _entries(name, noise, claim, share)
     yield _seeds(name, noise, share)
+    yield _repeated(name, noise, share)
 
 
 def scale_test(noise: np.ndarray, stddev: float, law: str, what: str, centred: bool) -> Test:
@@ -91,13 +98,15 @@ def _standard_deviations(name: str, noise: np.ndarray, claim: Release, share: fl
     for i, (first, last) in enumerate(pairwise(ends)):
         if last > first:
             part = noise[:, first:last]
-            tests.append(scale_test(part, stddev, law, f"the noise of layer {i}", True))
-            quiet, chance = int(np.sum(~part.any(axis=1))), _ZERO ** (last - first)
-            p_value = float(stats.binom.sf(quiet - 1, len(part), chance))
-            what = f"the share of draws without noise in layer {i}"
-            tests.append(Test(p_value, what, quiet / len(part), 0.0))
+            tests += [
+                scale_test(part, stddev, law, f"the noise of layer {i}", True),
+                _quiet(part, f"layer {i}"),
+            ]
     for j in range(claim.size):
-        tests.append(scale_test(noise[:, [j]], stddev, law, f"the noise of entry {j}", True))
+        tests += [
+            scale_test(noise[:, [j]], stddev, law, f"the noise of entry {j}", True),
+            _quiet(noise[:, [j]], f"entry {j}"),
+        ]
     error = stddev / math.sqrt(len(noise))
     for j, mean in enumerate(noise.mean(axis=0)):
         p_value = 2 * float(stats.norm.sf(abs(mean) / error))
@@ -106,32 +115,45 @@ def _standard_deviations(name: str, noise: np.ndarray, claim: Release, share: fl
     return judged(name, "noise: standard deviation", tests, share, says)
 
 
+def _quiet(part: np.ndarray, where: str) -> Test:
+    """Tests how many draws have no noise in a part of the entries."""
+    quiet, chance = int(np.sum(~part.any(axis=1))), _ZERO ** part.shape[1]
+    p_value = float(stats.binom.sf(quiet - 1, len(part), chance))
+    return Test(p_value, f"the share of draws without noise in {where}", quiet / len(part), 0.0)
+
+
 def _law(name: str, noise: np.ndarray, claim: Release, share: float) -> Finding:
     """Tests the shape of the law at the measured scale: Kolmogorov and Smirnov, and its tails."""
     scale = math.sqrt(float(np.mean(noise**2)))
     check = "noise: law"
     if scale == 0:
         return Finding(name, check, "failed", "there is no noise", 0.0, claim.noise_stddev)
-    law = noise_law(claim, scale)
+    says = f"{noise.size} draws follow the {claim.law} law"
+    return judged(name, check, _law_tests(noise / scale, claim, ""), share, says)
+
+
+def _law_tests(noise: np.ndarray, claim: Release, where: str) -> list[Test]:
+    """Tests the shape of the law of draws whose standard deviation, of them, is 1."""
+    law = noise_law(claim, 1.0)
     found = stats.kstest(noise.ravel(), law.cdf)
     # The scale was fitted, so the distance is smaller than that of the true law.
-    what = f"the distance of the noise from the {claim.law} law"
+    what = f"the distance of the noise{where} from the {claim.law} law"
     tests = [Test(float(found.pvalue), what, float(found.statistic), 0.0)]
     chance = _IN_TAILS / max(noise.size, 4 * _IN_TAILS)
     far = int(np.sum(np.abs(noise) > law.isf(chance / 2)))
     p_value = float(stats.binomtest(far, noise.size, chance).pvalue)
-    tests.append(Test(p_value, "the share of the noise in the tails", far / noise.size, chance))
-    return judged(name, check, tests, share, f"{noise.size} draws follow the {claim.law} law")
+    what = f"the share of the noise{where} in the tails"
+    return [*tests, Test(p_value, what, far / noise.size, chance)]
 
 
-def _ranks(noise: np.ndarray) -> np.ndarray:
+def normal_scores(noise: np.ndarray) -> np.ndarray:
     """Normal scores of every column, which are independent if the columns are."""
     ranks = stats.rankdata(noise, axis=0)
     scores = stats.norm.ppf((ranks - 0.5) / len(noise))
     return (scores - scores.mean(axis=0)) / np.maximum(scores.std(axis=0), 1e-12)
 
 
-def _correlation(one: np.ndarray, other: np.ndarray, where: str) -> Test:
+def correlation(one: np.ndarray, other: np.ndarray, of: str) -> Test:
     """Tests the largest correlation of normal scores: of pairs of columns, or of all with all."""
     count, pairs = len(one), one.shape[1] * other.shape[1]
     found = one.T @ other / count
@@ -141,7 +163,7 @@ def _correlation(one: np.ndarray, other: np.ndarray, where: str) -> Test:
     r = float(np.clip(found[i, j], -1, 1))
     t = abs(r) * math.sqrt((count - 2) / max(1 - r * r, 1e-300))
     p_value = min(1.0, 2 * pairs * float(stats.t.sf(t, count - 2)))
-    return Test(p_value, f"the largest correlation, of entries {i} and {j}{where},", r, 0.0)
+    return Test(p_value, f"the largest correlation, {of.format(i, j)},", r, 0.0)
 
 
 def _entries(name: str, noise: np.ndarray, claim: Release, share: float) -> Finding:
@@ -149,18 +171,16 @@ def _entries(name: str, noise: np.ndarray, claim: Release, share: float) -> Find
     check = "noise: independence of entries"
     if claim.size == 1:
         return Finding(name, check, "open", "a row has one entry")
-    scores = _ranks(noise)
-    total = _total(scores, "the standard deviation of the sum of all entries' scores")
-    tests = [_correlation(scores, scores, ""), total]
-    return judged(name, check, tests, share, "no two entries are correlated")
-
-
-def _total(scores: np.ndarray, what: str) -> Test:
-    """Tests the variance of the sum of independent normal scores, `[seeds, entries]`."""
-    size = scores.shape[1]
-    return scale_test(
-        scores.sum(axis=1, keepdims=True) / math.sqrt(size), 1.0, "gaussian", what, True
-    )
+    tests = []
+    for what, numbers in (("", noise), (" without signs", np.abs(noise))):
+        scores = normal_scores(numbers)
+        total = scores.sum(axis=1, keepdims=True) / math.sqrt(claim.size)
+        about = f"the sum of all entries' scores{what}"
+        tests += [
+            correlation(scores, scores, "of entries {} and {}" + what),
+            scale_test(total, 1.0, "gaussian", about, True),
+        ]
+    return judged(name, check, tests, share, "no two entries are correlated, nor their sizes")
 
 
 def _seeds(name: str, noise: np.ndarray, share: float) -> Finding:
@@ -172,12 +192,36 @@ def _seeds(name: str, noise: np.ndarray, share: float) -> Finding:
     if distinct < 0.9 * len(noise) or (distinct < len(noise) and chance <= share):
         sentence = f"{len(noise)} seeds draw {distinct} different noises"
         return Finding(name, check, "failed", sentence, distinct, len(noise))
-    scores = _ranks(noise)
+    scores = normal_scores(noise)
     tests = [
-        _correlation(scores[:-lag], scores[lag:], f" of seeds that differ by {lag}")
+        correlation(
+            scores[:-lag], scores[lag:], f"of entries {{}} and {{}} of seeds that differ by {lag}"
+        )
         for lag in (1, 2)
     ]
     return judged(name, check, tests, share, "noise of one seed does not predict that of the next")
+
+
+def _repeated(name: str, noise: np.ndarray, share: float) -> Finding:
+    """Tests how many numbers are equal but for signs, which are few unless all are on a lattice."""
+    check = "noise: repeated numbers"
+    scale = math.sqrt(float(np.mean(noise**2)))
+    if scale == 0:
+        return Finding(name, check, "failed", "there is no noise")
+    compared = noise[:, : max(1, _COMPARED // len(noise))]
+    gaps = np.diff(np.sort(np.abs(compared).ravel())) / scale
+    ends = np.flatnonzero(np.concatenate([[True], gaps > _EQUAL, [True]]))
+    copies, pairs = np.diff(ends).astype(float), math.comb(compared.size, 2)
+    equal, apart = int(np.sum(copies * (copies - 1) / 2)), gaps[gaps > _EQUAL]
+    chance, says = _EQUAL_CHANCE, "noise is of many bits"
+    step = float(apart.min(initial=1.0))
+    # Most gaps of a lattice are multiples of its step; two draws are equal less often than it.
+    if np.mean(np.abs(apart / step - np.round(apart / step)) < 0.1) > 0.95:
+        chance = min(1.0, max(chance, step))
+        says += ", or on a lattice"
+    p_value = float(stats.binom.sf(equal - 1, pairs, chance))
+    what = "the share of pairs of numbers of noise that are equal, but for signs,"
+    return judged(name, check, [Test(p_value, what, equal / pairs, chance)], share, says)
 
 
 def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: float) -> Finding:
@@ -196,6 +240,7 @@ def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: fl
         f"{claim.rows // 2} rows": zeros[: claim.rows // 2],
         f"{2 * claim.rows} rows": np.concatenate([zeros, zeros]),
         "a row of NaN": broken,
+        "one large row": np.concatenate([np.full_like(zeros[:1], 1e6), zeros[1:]]),
         "rows of half the clip norm": np.full_like(zeros, length),
         "rows that are all large": np.full_like(zeros, 1e6),
         "large rows that cancel": opposite.astype(np.float32),
@@ -205,8 +250,9 @@ def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: fl
         for weight in (0.0, 100.0):
             what = f"rows of weight {weight:g}"
             cohorts[what], weights[what] = zeros, np.full(claim.rows, weight, np.float32)
-    tests = [scale_test(noise, stddev_of(claim, claim.rows), claim.law, f"{claim.rows} rows", True)]
-    untried, examples = [], dict[str, str]()
+    about = f"the noise on {claim.rows} rows"
+    tests = [scale_test(noise, stddev_of(claim, claim.rows), claim.law, about, True)]
+    untried, examples, whole = [], dict[str, str](), []
     for what, rows in cohorts.items():
         smaller = len(rows) < claim.rows
         try:
@@ -223,6 +269,9 @@ def _by_cohort(name: str, view: View, noise: np.ndarray, draws: Draws, share: fl
         about = f"the noise on {what}"
         examples[f"the standard deviation of {about}"] = code_of(rows)
         tests.append(scale_test(drawn, stddev_of(claim, len(rows)), claim.law, about, False))
-    says = f"the standard deviation is the claimed one for {len(tests)} cohorts"
+        whole.append((drawn - drawn.mean(axis=0)) / max(float(drawn.std()), 1e-300))
+    if whole:
+        tests += _law_tests(np.stack(whole), claim, " of all cohorts")
+    says = f"the standard deviation is the claimed one for {len(whole) + 1} cohorts"
     says += f"; not for {', '.join(untried)}" if untried else ""
     return judged(name, check, tests, share, says, examples)

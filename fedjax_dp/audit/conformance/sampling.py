@@ -1,15 +1,15 @@
 """Sampling: which units are drawn, how many, together and again, against the claimed law."""
 
 import math
-from collections.abc import Iterator
-from itertools import combinations
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from itertools import combinations, islice
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy import stats
 
 from fedjax_dp.audit.conformance.claims import FixedSize, Poisson, Shuffled, WithReplacement
-from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, judged
+from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, Verdict, judged
 from fedjax_dp.audit.conformance.subjects import Misbehaviour, Sampling, as_numbers, called
 
 # The units drawn in each round.
@@ -18,9 +18,13 @@ Rounds: TypeAlias = list[np.ndarray]
 _ROUNDS = 4
 # The most batches of an epoch after which the next one is looked at.
 _MOST_BATCHES = 50
-# The most units, and pairs of units, that are watched.
+# The most units that are watched.
 _WATCHED = 200
-_FINDINGS = 4
+# The most rounds after which a cohort may be drawn again.
+_LAGS = 32
+# Rounds of the largest sizes that are expected.
+_IN_TAIL = 15
+_FINDINGS = 5
 
 
 def check_sampling(subject: Sampling, draws: Draws, significance: float) -> Iterator[Finding]:
@@ -32,32 +36,31 @@ def check_sampling(subject: Sampling, draws: Draws, significance: float) -> Iter
         has_next = rest == 0 and 1 < batches <= _MOST_BATCHES
         rounds = batches + 1 if has_next else max(2, min(_ROUNDS, batches))
     try:
-        runs = [_drawn(subject, rounds, seed) for seed in draws.block(2 * draws.count)]
+        runs = [_drawn(subject, rounds, seed) for seed in draws.spread(2 * draws.count)]
+        long = _drawn(subject, 2 * _LAGS, draws.block(1)[0])
     except Misbehaviour as wrong:
         yield Finding(name, "sampling: draws", "failed", f"the subject {wrong}")
         return
     yield Finding(name, "sampling: draws", "passed", "indices are in range, none twice in a round")
+    yield _seeds(subject, runs, share)
     yield _counts(subject, np.array([[len(drawn) for drawn in run] for run in runs]), share)
-    last = max(1, claim.num_units - 1)
-    watched = np.unique(np.linspace(0, last - 1, min(last, _WATCHED)).astype(int))
+    first = np.linspace(0, max(0, claim.num_units - 2), _WATCHED // 2).astype(int)
+    watched = np.unique(np.minimum([first, first + 1], claim.num_units - 1))
     yield _units(subject, runs, watched, share)
     yield _pairs(subject, runs, watched, share)
-    yield _rounds(subject, runs, share)
+    yield _rounds(subject, runs, long, share)
 
 
 def _drawn(subject: Sampling, rounds: int, seed: int) -> Rounds:
     """Draws rounds, and requires indices of units, distinct ones unless the law repeats them."""
     claim = subject.claim
-    run = called(subject.draw, rounds, seed)
-    try:
-        run = list(run)
-    except TypeError:
-        raise Misbehaviour(f"returns {type(run).__name__}, not a list of rounds") from None
+    run = called(lambda *given: _listed(subject.draw(*given), rounds + 1), rounds, seed)
     if len(run) != rounds:
-        raise Misbehaviour(f"returns {len(run)} rounds, not {rounds}")
+        number = f"{len(run)} rounds, not" if len(run) < rounds else "more rounds than"
+        raise Misbehaviour(f"returns {number} {rounds}")
     indices = []
     for drawn in run:
-        values = as_numbers(drawn, np.shape(drawn))
+        values = as_numbers(drawn)
         if values.ndim != 1 or not np.all(
             (values == np.floor(values)) & (values >= 0) & (values < claim.num_units)
         ):
@@ -66,6 +69,13 @@ def _drawn(subject: Sampling, rounds: int, seed: int) -> Rounds:
             raise Misbehaviour(f"draws a unit twice in a round of seed {seed}")
         indices.append(values.astype(int))
     return indices
+
+
+def _listed(run: Any, most: int) -> list[Any]:
+    """Lists so many rounds at most: they may have no end."""
+    if not isinstance(run, Iterable):
+        raise Misbehaviour(f"returns {type(run).__name__}, not a list of rounds")
+    return list(islice(run, most))
 
 
 def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
@@ -91,6 +101,13 @@ def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
     empty, chance = int(np.sum(flat == 0)), float(law.pmf(0))
     p_value = float(stats.binomtest(empty, len(flat), chance).pvalue)
     tests.append(Test(p_value, "the share of empty rounds", empty / len(flat), chance))
+    # A largest size cuts off those above it.
+    last = int(law.isf(_IN_TAIL / len(flat)))
+    for most in (last - 1, last):
+        above, chance = int(np.sum(flat > most)), float(law.sf(most))
+        p_value = float(stats.binomtest(above, len(flat), chance).pvalue)
+        what = f"the share of rounds of more than {most} units"
+        tests.append(Test(p_value, what, above / len(flat), chance))
     if len(expected) > 1 and expected.min() >= 5:
         spread = float(stats.chisquare(measured, expected).pvalue)
         deviations = float(flat.std()), float(law.std())
@@ -99,10 +116,9 @@ def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
     return judged(subject.name, check, tests, share, says)
 
 
-def _units(subject: Sampling, runs: list[Rounds], watched: np.ndarray, share: float) -> Finding:
+def _units(subject: Sampling, runs: list[Rounds], units: np.ndarray, share: float) -> Finding:
     """Tests how often each watched unit is drawn in the first round, and in the last one."""
     claim, tests = subject.claim, []
-    units = np.union1d(watched, [claim.num_units - 1])
     for at in (0, len(runs[0]) - 1):
         counts = np.sum([np.isin(units, run[at]) for run in runs], axis=0)
         for unit, count in zip(units, counts, strict=True):
@@ -113,8 +129,26 @@ def _units(subject: Sampling, runs: list[Rounds], watched: np.ndarray, share: fl
     return judged(subject.name, "sampling: rate of a unit", tests, share, says)
 
 
-def _pairs(subject: Sampling, runs: list[Rounds], watched: np.ndarray, share: float) -> Finding:
-    """Tests how often two neighbours are drawn together, in the first round."""
+def _seeds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
+    """Tests whether two seeds draw the same units in every round."""
+    claim, check = subject.claim, "sampling: seeds"
+    n, pairs = claim.num_units, math.comb(len(runs), 2)
+    if isinstance(claim, Poisson):
+        chance = (claim.rate**2 + (1 - claim.rate) ** 2) ** (n * len(runs[0]))
+    elif isinstance(claim, WithReplacement):
+        chance = math.exp(math.lgamma(claim.size + 1) - claim.size * math.log(n))
+    else:
+        chance = 1 / math.comb(n, claim.size)
+    different = len({tuple(tuple(np.sort(drawn)) for drawn in run) for run in runs})
+    said = f"{len(runs)} seeds draw {different} different runs"
+    if pairs * chance > share:
+        return Finding(subject.name, check, "passed", f"{said}; some are equal by chance")
+    verdict: Verdict = "passed" if different == len(runs) else "failed"
+    return Finding(subject.name, check, verdict, said, different, len(runs))
+
+
+def _pairs(subject: Sampling, runs: list[Rounds], units: np.ndarray, share: float) -> Finding:
+    """Tests how often two watched units are drawn together, in the first round."""
     claim, check = subject.claim, "sampling: pairs of units"
     n = claim.num_units
     if n == 1:
@@ -127,21 +161,38 @@ def _pairs(subject: Sampling, runs: list[Rounds], watched: np.ndarray, share: fl
             chance = 1 - 2 * (1 - 1 / n) ** claim.size + both_absent
         case _:
             chance = claim.size * (claim.size - 1) / (n * (n - 1))
-    together = [np.isin(watched, run[0]) & np.isin(watched + 1, run[0]) for run in runs]
-    counts = np.sum(together, axis=0)
+    drawn = np.array([np.isin(units, run[0]) for run in runs], np.float64)
+    counts = np.rint(drawn.T @ drawn).astype(int)
+    law = stats.binom(len(runs), chance)
+    p_values = np.minimum(1, 2 * np.minimum(law.cdf(counts), law.sf(counts - 1)))
     tests = []
-    for unit, count in zip(watched, counts, strict=True):
-        test = stats.binomtest(int(count), len(runs), chance)
-        what = f"the share of rounds that draw units {unit} and {unit + 1}"
-        tests.append(Test(float(test.pvalue), what, count / len(runs), chance))
+    for i, j in combinations(range(len(units)), 2):
+        what = f"the share of rounds that draw units {units[i]} and {units[j]}"
+        tests.append(Test(float(p_values[i, j]), what, counts[i, j] / len(runs), chance))
+    tests.append(_preferred(drawn, chance))
     says = "units are drawn together as often as the law says"
     return judged(subject.name, check, tests, share, says)
 
 
-def _rounds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
+def _preferred(drawn: np.ndarray, chance: float) -> Test:
+    """Tests whether pairs that one half of the runs prefers are preferred by the other, too.
+
+    For small preferences of many pairs, such as those of units of different strata.
+    """
+    half = len(drawn) // 2
+    weights = np.triu(drawn[:half].T @ drawn[:half] - half * chance, 1)
+    scores = np.sum((drawn[half:] @ weights) * drawn[half:], axis=1)
+    gap = float(scores.mean()) - chance * float(weights.sum())
+    error = float(scores.std(ddof=1)) / math.sqrt(len(scores))
+    t = gap / max(error, 1e-3 * abs(gap), 1e-300)
+    what = "the preference of pairs of units, in standard errors,"
+    return Test(2 * float(stats.t.sf(abs(t), len(scores) - 1)), what, t, 0.0)
+
+
+def _rounds(subject: Sampling, runs: list[Rounds], long: Rounds, share: float) -> Finding:
     """Tests how many units are drawn in two rounds of a run, and none in two of an epoch."""
     claim, check = subject.claim, "sampling: rounds in a row"
-    pairs = list(combinations(range(len(runs[0])), 2))
+    pairs, lags = list(combinations(range(len(runs[0])), 2)), range(1, _LAGS + 1)
     if isinstance(claim, FixedSize | Shuffled) and claim.rate == 1:
         return Finding(subject.name, check, "passed", "every round has all units", 1.0, 1.0)
     if isinstance(claim, Shuffled):
@@ -156,6 +207,7 @@ def _rounds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
         if not pairs:
             says = "no unit is drawn twice in an epoch; the next epoch was not looked at"
             return Finding(subject.name, check, "passed", says)
+        lags = range(batches, _LAGS + 1, batches)
     trials, expected = len(runs) * claim.num_units, claim.num_units * claim.rate**2
     tests = []
     for pair in pairs:
@@ -164,6 +216,13 @@ def _rounds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
         p_value = float(stats.binomtest(again, trials, claim.rate**2).pvalue)
         what = f"the number of units drawn in both rounds {pair[0]} and {pair[1]}"
         tests.append(Test(p_value, what, again / len(runs), expected))
+    for lag in lags:
+        # No round is in two pairs.
+        apart = [(i, i + lag) for i in range(len(long) - lag) if i // lag % 2 == 0]
+        again, trials = sum(_again([long], pair) for pair in apart), len(apart) * claim.num_units
+        p_value = float(stats.binomtest(again, trials, claim.rate**2).pvalue)
+        what = f"the number of units drawn again {lag} rounds later"
+        tests.append(Test(p_value, what, again / len(apart), expected))
     return judged(subject.name, check, tests, share, "no round predicts another")
 
 

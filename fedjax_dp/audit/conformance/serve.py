@@ -44,11 +44,13 @@ def read(stream: IO[bytes]) -> dict[str, Any] | None:
 
 def packed(value: Any) -> dict[str, Any]:
     """Writes what a function returned: one array, or a sequence of arrays."""
-    if isinstance(value, (tuple, list)):
-        return {f"part{i}": np.asarray(each) for i, each in enumerate(value)} | {
-            "parts": len(value)
-        }
-    return {"value": np.asarray(value)}
+    is_one = not isinstance(value, (tuple, list))
+    arrays = [np.asarray(each) for each in ([value] if is_one else value)]
+    if any(array.dtype.kind == "O" for array in arrays):
+        raise TypeError(f"it returns {type(value).__name__}, not an array of numbers")
+    if is_one:
+        return {"value": arrays[0]}
+    return {f"part{i}": array for i, array in enumerate(arrays)} | {"parts": len(arrays)}
 
 
 def unpacked(arrays: dict[str, Any]) -> Any:
@@ -77,7 +79,7 @@ def main(path: str) -> None:
             # Scalars arrive as arrays without axes.
             arguments = [a if a.ndim else a.item() for a in arguments]
             answer = packed(functions[str(request["name"])](*arguments))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         write(answers, answer)
 

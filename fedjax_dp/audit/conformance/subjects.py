@@ -214,11 +214,16 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
     copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     try:
         return function(*copies)
-    except (Misbehaviour, NotStarted):
+    except (Misbehaviour, NotStarted, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:200]
-        raise Misbehaviour(f"raises {type(error).__name__}: {text}") from error
+    except BaseException as error:
+        raise Misbehaviour(f"raises {said(error)}") from error
+
+
+def said(error: BaseException) -> str:
+    """The type and the text of an exception, in one line."""
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def numbers(shape: Sequence[int], function: Callable[..., Any], *arguments: Any) -> Array:
@@ -226,17 +231,28 @@ def numbers(shape: Sequence[int], function: Callable[..., Any], *arguments: Any)
     return as_numbers(called(function, *arguments), shape)
 
 
-def as_numbers(value: Any, shape: Sequence[int]) -> Array:
-    """Reads what a subject returned as numbers of a shape, in float64."""
+def array_of(value: Any) -> Array:
+    """Reads what a subject returned as an array."""
     try:
-        given = np.asarray(value)
-        array = np.asarray(given, np.float64)
-    except (TypeError, ValueError):
+        return np.asarray(value)
+    except ValueError:
         raise Misbehaviour(f"returns {type(value).__name__}, not an array of numbers") from None
+    except Exception as error:
+        # Of an array of another package, such as one that needs gradients.
+        what = f"returns {type(value).__name__}, not an array of numbers"
+        raise Misbehaviour(f"{what}: {said(error)}") from error
+
+
+def as_numbers(value: Any, shape: Sequence[int] | None = None) -> Array:
+    """Reads what a subject returned as numbers, of a shape or of any, in float64."""
+    given = array_of(value)
     # NumPy reads texts, and leaves the imaginary part out.
     if given.dtype.kind in "cmMSU":
         raise Misbehaviour(f"returns an array of {given.dtype}, not of real numbers")
-    if array.shape != tuple(shape):
+    if given.dtype.kind == "O":
+        raise Misbehaviour(f"returns {type(value).__name__}, not an array of numbers")
+    array = given.astype(np.float64)
+    if shape is not None and array.shape != tuple(shape):
         raise Misbehaviour(f"returns an array of shape {array.shape}, not {tuple(shape)}")
     return array
 
@@ -256,7 +272,9 @@ def subjects_of(file: str) -> list[Subject]:
     """
     checks.require(file.endswith(".py"), "SUBJECT.py", "end in .py", file)
     module = module_of_file(pathlib.Path(file), file)
-    found: list[Any] = [value for value in vars(module).values() if isinstance(value, SUBJECTS)]
+    # A subject may have two names.
+    named = {id(v): v for v in vars(module).values() if isinstance(v, SUBJECTS)}
+    found: list[Any] = list(named.values())
     kinds = ", ".join(kind.__name__ for kind in SUBJECTS)
     checks.require(len(found) > 0, "SUBJECT.py", f"define a value of {kinds}", file)
     return found
