@@ -85,7 +85,7 @@ def command(
     rule = "be left out for a workload: only the keys of a TOML file can be changed"
     checks.require(not context.args, "overrides", rule, list(context.args))
     checks.require(
-        devices == "auto" or (devices.isdigit() and int(devices) > 0),
+        devices == "auto" or (devices.isdecimal() and int(devices) > 0),
         "--devices",
         "be auto or a number of devices",
         devices,
@@ -119,7 +119,7 @@ def _projecting(project: str | None, bandwidth: float, latency: float) -> Projec
         return None
     counts = project.split(",")
     rule = "be a number of devices, or several with commas between them"
-    checks.require(all(c.isdigit() and int(c) > 0 for c in counts), "--project", rule, project)
+    checks.require(all(c.isdecimal() and int(c) > 0 for c in counts), "--project", rule, project)
     return Projecting([int(c) for c in counts], Network(bandwidth * 1e9, latency / 1e6))
 
 
@@ -179,7 +179,7 @@ def _layout(text: str) -> int | str:
     if text in names:
         return names[text]
     checks.require(
-        text.isdigit() and int(text) > 0,
+        text.isdecimal() and int(text) > 0,
         "--layout",
         "be auto, tuned, sequential, vmap, or the number of clients in a chunk",
         text,

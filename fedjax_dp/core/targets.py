@@ -57,7 +57,10 @@ KINDS: Mapping[str, Kind] = {
     "v6e": Kind("tpu", "TPU v6 lite", "", 1, 32 * _GiB, 1.64e12, 918e12, 1.75e9),
 }  # fmt: skip
 
-_NAME = re.compile(r"(?P<kind>[a-z]\d+[a-z]?)(?:x(?P<count>\d+)|:(?P<grid>\d+(?:x\d+)*))?")
+_COUNT = "[0-9]{1,5}"
+_NAME = re.compile(
+    rf"(?P<kind>[a-z][0-9]+[a-z]?)(?:x(?P<count>{_COUNT})|:(?P<grid>{_COUNT}(?:x{_COUNT})*))?"
+)
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 # The smallest topology of a kind of TPU: compilers know no part of it.
 _SMALLEST = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}

@@ -41,6 +41,14 @@ NOISE = ("--noise-multiplier=1", "--sampling-rate=0.1", "--delta=1e-5")
         (("export", "params", "run", "--output=file/x.npz"), "--output must be a path"),
         (("run", "--model.name=ends.py:f"), "line 1: SystemExit: 0"),
         (("bench", "W1", "--compare=."), "--compare must be a file that can be read"),
+        (("bench", "W1", "--devices=²"), "--devices must be auto or a number"),
+        (("bench", "W1", "--layout=²"), "--layout must be auto"),
+        (("bench", "W1", "--project=²"), "--project must be a number of devices"),
+        (("estimate", "--device=h100x" + "9" * 30), "device must be a device"),
+        (
+            ("sweep", "--over=run.rounds=1,2", "--on=local", "--worker=a=" + "[" * 3000),
+            "--worker a must hold no brackets nested hundreds deep",
+        ),
     ],
 )
 def test_what_cannot_be_is_named_in_one_line(fedjax_dp, tmp_path, monkeypatch, words, message):

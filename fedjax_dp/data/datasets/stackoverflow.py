@@ -99,7 +99,7 @@ def _words(path: pathlib.Path, size: int, *, has_counts: bool) -> list[str]:
     counts: dict[str, int] = {}
     for number, line in files.lines(files.read_text(path)):
         fields, place = line.split(), files.at_line(path, number)
-        is_line = len(fields) == 1 + has_counts and (not has_counts or fields[1].isdigit())
+        is_line = len(fields) == 1 + has_counts and (not has_counts or fields[1].isdecimal())
         rule = "hold a word and its count" if has_counts else "hold one word"
         checks.require(is_line, place, rule, line)
         checks.require(fields[0] not in counts, place, "hold a word once", fields[0])

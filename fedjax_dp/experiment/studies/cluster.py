@@ -231,7 +231,7 @@ def _saved(task: Task) -> int:
     for part in task.parts.values():
         folder = pathlib.Path(part.folder)
         steps = [entry.name for entry in (folder / CHECKPOINT_FOLDER).glob("*")]
-        count += max([int(step) for step in steps if step.isdigit()], default=0)
+        count += max([int(step) for step in steps if step.isdecimal()], default=0)
         count += (folder / SUMMARY_FILE).is_file()
     return count
 

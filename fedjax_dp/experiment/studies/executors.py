@@ -4,12 +4,12 @@ import contextlib
 import os
 import pathlib
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.packages import needed_for
+from fedjax_dp.experiment.reading.config_files import value_of
 from fedjax_dp.experiment.studies.cluster import Cluster
 
 On = Literal["ray", "slurm", "local"]
@@ -36,10 +36,7 @@ def _option(word: str) -> tuple[str, Any]:
     """Reads an option of workers, whose value is as in TOML or a word."""
     name, equals, text = word.partition("=")
     checks.require(bool(name and equals and text), "--worker", "be NAME=VALUE", word)
-    try:
-        return name, tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        return name, text
+    return name, value_of(f"--worker {name}", text)
 
 
 @contextlib.contextmanager
