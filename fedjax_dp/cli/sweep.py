@@ -309,6 +309,7 @@ def _searched(
         trials is not None and trials.is_integer() and trials >= 1, "--trials", rule, trials
     )
     assert trials is not None
+    checks.whole("--trials", int(trials))
     if at_once is not None:
         checks.whole("--at-once", at_once)
     plan = Plan(

@@ -29,6 +29,14 @@ NOISE = ("--noise-multiplier=1", "--sampling-rate=0.1", "--delta=1e-5")
         (("init", "a.toml", "--data=~nobody.csv", "--label=y"), "got '~nobody.csv'"),
         (("privacy", "epsilon", *NOISE, f"--steps={HUGE}"), "--steps must be at most 2^53"),
         (
+            ("privacy", "epsilon", *NOISE, "--steps=1", "--relation=replace-one"),
+            "relation must be one of add_remove, replace_one, zero_out",
+        ),
+        (
+            ("sweep", "--search=optuna", "--trials=1e300", "--over", "run.rounds=1..2"),
+            "--trials must be below 2^31",
+        ),
+        (
             ("privacy", "epsilon", *NOISE, "--steps=1", f"--num-units={HUGE}"),
             "--num-units must be at most 2^53",
         ),

@@ -371,7 +371,6 @@ def epsilon_of_poisson(
     Raises:
       UnsupportedEvent: if the combination has no valid analysis.
     """
-    checks.one_of("relation", relation, RELATIONS)
     settings = (noise_multiplier, sampling_rate, num_steps, dp_delta)
     return bound_of_poisson(*settings, rho=rho, accountant=accountant, relation=relation).value
 
@@ -387,6 +386,7 @@ def bound_of_poisson(
     relation: str = "add_remove",
 ) -> Bound:
     """Computes what `epsilon_of_poisson` does, and names the accountant."""
+    checks.one_of("relation", relation, RELATIONS)
     require_noise("noise_multiplier", noise_multiplier)
     rows, shape = rows_of(noise_multiplier, dp_delta, rho, sampling_rate, num_steps, accountant)
     unique, for_all = distinct(rows, shape)
