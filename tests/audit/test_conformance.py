@@ -233,6 +233,15 @@ def test_an_epsilon_without_an_analysis_is_left_open():
     assert "loose by a factor of 40" in report.findings[0].sentence
 
 
+@telling
+@pytest.mark.parametrize(("multiplier", "rate", "rounds"), [(1e-3, 0.5, 10**5), (1e-3, 1e-6, 1)])
+def test_bounds_where_there_is_hardly_any_noise_take_seconds(multiplier, rate, rounds):
+    claim = Training(Release(1.0, multiplier, 1.0), Poisson(10, rate), rounds)
+    start = time.process_time()
+    lower, upper = epsilon_bounds(claim, rounds, 1e-5)
+    assert time.process_time() - start < 30 and 0 <= lower <= upper
+
+
 FUNCTIONS = """
 import os, sys, time
 import numpy as np

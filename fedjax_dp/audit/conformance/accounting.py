@@ -21,6 +21,8 @@ from fedjax_dp.privacy.accounting.ledger import Ledger
 from fedjax_dp.privacy.events import UnsupportedEvent
 
 _INTERVAL = 1e-3
+# Where there is hardly any noise: shares of the losses of a round, and of a training.
+_ROUND_SHARE, _SHARE = 1e-4, 1e-6
 # What discretisation of both bounds may differ by.
 _TOLERANCE = 0.01
 
@@ -43,12 +45,15 @@ def epsilon_bounds(claim: Training, rounds: int, dp_delta: float) -> Bounds:
     return Bounds(_lower(claim, rounds, dp_delta), epsilon_above(claim, rounds, dp_delta))
 
 
-def _loss(release: Release, rate: float) -> pld.PrivacyLossDistribution:
+def _loss(release: Release, rate: float, rounds: int) -> pld.PrivacyLossDistribution:
     """An optimistic privacy loss distribution of a round in which a unit is drawn at a rate."""
+    strength = release.sensitivity / release.noise_stddev
+    losses = strength**2 / 2 + strength
+    share = max(_ROUND_SHARE, _SHARE * rounds * rate)
     options: dict[str, Any] = {
         "pessimistic_estimate": False,
         "use_connect_dots": False,
-        "value_discretization_interval": _INTERVAL,
+        "value_discretization_interval": max(_INTERVAL, share * losses),
         "sampling_prob": rate,
         # If a unit is drawn at random, the pair of its row and of zeros, which are neighbours too.
         "sensitivity": release.sensitivity if rate == 1 else release.clip_norm,
@@ -66,7 +71,7 @@ def _lower(claim: Training, rounds: int, dp_delta: float) -> float:
             return 0.0
         # With one batch an epoch there is no order that could protect.
         rate = 1.0
-    loss = _loss(claim.release, rate).self_compose(rounds)
+    loss = _loss(claim.release, rate, rounds).self_compose(rounds)
     return float(loss.get_epsilon_for_delta(dp_delta))
 
 
