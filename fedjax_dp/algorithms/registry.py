@@ -23,6 +23,7 @@ from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.registry import Registry
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
+from fedjax_dp.privacy.claims import UnclaimedNoise
 from fedjax_dp.server.base import Aggregator
 
 
@@ -345,7 +346,10 @@ def build(
     options = {**facts, **registry.grouped(entry.factory, options)}
     algorithm = entry.factory(model, trainer, **options)
     wanted = {"none": (), "both": ("client", "record")}.get(unit, (unit,))
-    left = [each for each in wanted if each not in algorithm.claims.units]
+    # The mean over realised cohorts has noise and no claim, as its statement says.
+    is_open = isinstance(getattr(problem.aggregator, "claim", None), UnclaimedNoise)
+    claimed = {*algorithm.claims.units, *(["client"] if is_open else [])}
+    left = [each for each in wanted if each not in claimed]
     if left:
         raise ValueError(
             f"the algorithm {name} claims no privacy for {' and '.join(left)}: its factory must "
