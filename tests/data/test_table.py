@@ -985,6 +985,7 @@ def test_nodes_with_files_of_their_own_read_them_by_one_rule(write):
     [data]
     name = "table"
     partition = "natural"
+    num_clients = 2
     client_test_share = 0
     [data.options]
     path = "node.csv"

@@ -45,6 +45,8 @@ def test_a_federation_agrees_with_its_simulation(name, tmp_path):
     accounts = [PrivacyAccounting(each) for each in (simulated, there)]
     accounts[0].charge(record)
     accounts[1].charge(charged)
-    deltas = {"client": 1e-3, "record": 1e-3}
-    for unit, epsilon in accounts[0].epsilon(deltas).items():
-        np.testing.assert_array_equal(accounts[1].epsilon(deltas)[unit], epsilon)
+    deltas = dict.fromkeys(accounts[0].ledgers, 1e-3)
+    found, expected = (each.epsilon(deltas) for each in (accounts[1], accounts[0]))
+    assert found.keys() == expected.keys() == deltas.keys()
+    for unit, epsilon in expected.items():
+        np.testing.assert_array_equal(found[unit], epsilon)

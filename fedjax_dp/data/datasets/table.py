@@ -431,8 +431,9 @@ def _date_rule(option: str, given: Mapping[str, str]) -> DateRule:
             first = datetime.datetime(2011, 12, 23, tzinfo=datetime.UTC)
             second = first.replace(year=2012)
             is_shown = first.strftime(form) != second.strftime(form)
-            read = datetime.datetime.strptime(first.strftime(form), form)
-            has_year = is_shown and read.year == 2011
+            # A format without a year is not read at all: it has no meaning from Python 3.15 on.
+            if is_shown:
+                has_year = datetime.datetime.strptime(first.strftime(form), form).year == 2011
         rule = "be a format of `strptime` that reads at least a year, such as '%d.%m.%Y'"
         checks.require(has_year, f"{option}.format", rule, form)
     return DateRule(since, form)
