@@ -57,13 +57,15 @@ def assert_same_models(*folders):
     jax.tree.map(np.testing.assert_array_equal, *(personal(folder)[0] for folder in folders))
 
 
-# What Windows has not, or a system of another kind.
+# What Windows has not, or a system of another kind; asyncio of this system needs its own.
 DEPRIVED = """
-import builtins, errno, mmap, os, sys
+import asyncio, builtins, errno, mmap, os, sys
 for name in ("pwrite", "preadv", "pread", "O_DIRECTORY", "sched_getaffinity", "sysconf"):
     delattr(os, name)
 for name in ("register_at_fork", "fork", "getuid", "chown"):
     delattr(os, name)
+# Where there is no `sched_getaffinity` Python has no other count.
+os.process_cpu_count = os.cpu_count
 del mmap.MADV_DONTNEED
 os.supports_dir_fd.clear()
 sys.modules["resource"] = None
