@@ -1,7 +1,6 @@
 """`fedjax-dp init`: asks for data, unit, ε and method, and writes a first configuration."""
 
 import json
-import os
 import pathlib
 import re
 import sys
@@ -211,7 +210,7 @@ def _is_table(data: str) -> bool:
 
 def _check_data(data: str) -> None:
     if _is_table(data):
-        files.require_file(pathlib.Path(os.path.expanduser(data)), "--data")
+        files.require_file(files.expanded(data), "--data")
     else:
         checks.one_of("--data", data, datasets.available())
 

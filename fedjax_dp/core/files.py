@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import pathlib
 import stat
 import tempfile
 import threading
@@ -26,6 +27,11 @@ _SEEKING = threading.Lock()
 _BLOCK = 2**20
 # The name of the digest of a JSON object in it.
 _DIGEST = "sha256"
+
+
+def expanded(path: Path) -> pathlib.Path:
+    """Replaces a leading ~ as a shell does, which leaves the name of an unknown user as it is."""
+    return pathlib.Path(os.path.expanduser(path))
 
 
 def kind_of(path: Path, name: str) -> Literal["file", "folder", "other", "missing"]:

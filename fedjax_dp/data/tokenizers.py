@@ -76,7 +76,7 @@ def tokenizer(name: str) -> Tokenizer:
     Example:
       `tokenizer("bytes").decode([72, 105])`
     """
-    return _of_bytes() if name == BYTES else _of_file(pathlib.Path(os.path.expanduser(name)))
+    return _of_bytes() if name == BYTES else _of_file(files.expanded(name))
 
 
 def require_classes(chosen: Tokenizer, num_classes: int, what: str = "num_classes") -> None:

@@ -98,7 +98,7 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None = None) -> pathlib.
       The folder, which need not exist.
     """
     named = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
-    folder = pathlib.Path(os.path.expanduser(named or "~/.cache/fedjax_dp"))
+    folder = files.expanded(named or "~/.cache/fedjax_dp")
     if data_dir is None and named:
         files.require_folder(folder, f"the environment variable {DATA_DIR_VARIABLE}")
     return folder

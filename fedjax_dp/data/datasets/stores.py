@@ -331,7 +331,7 @@ def load_parquet(
       channels]`; texts of a classification are filled up by -1.
     """
     checks.require(len(x) > 0, "x", "name at least one column", list(x))
-    folder = data_dir / "parquet" if store is None else pathlib.Path(os.path.expanduser(store))
+    folder = data_dir / "parquet" if store is None else files.expanded(store)
     train_paths = _table_files("path", path, data_dir)
     test_paths = [] if test_path is None else _table_files("test_path", test_path, data_dir)
     schema = tables.schema_of(train_paths[0])

@@ -1,14 +1,12 @@
 """Assembles an experiment from its configuration, and checks everything before any work."""
 
-import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedjax_dp.algorithms import registry as algorithms
 from fedjax_dp.algorithms.base import FederatedAlgorithm
 from fedjax_dp.clients.base import LocalTrainer
-from fedjax_dp.core import checks, trees
+from fedjax_dp.core import checks, files, trees
 from fedjax_dp.core.backend import programs_folder
 from fedjax_dp.data.participants import Participation
 from fedjax_dp.engine.evaluation import Evaluator, evaluator
@@ -245,7 +243,7 @@ def _chunk_of(section: ExecutionSection) -> int | str | Tuned:
     folder = programs_folder()
     if section.clients_per_chunk != "tuned" or folder is None or "://" in folder:
         return section.clients_per_chunk
-    return Tuned(TrialFiles(pathlib.Path(os.path.expanduser(folder)) / "layouts"))
+    return Tuned(TrialFiles(files.expanded(folder) / "layouts"))
 
 
 def _require_client_test(section: EvaluationSection, population: Population) -> None:

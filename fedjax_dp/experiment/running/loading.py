@@ -1,6 +1,5 @@
 """Loads a run from its folder: experiment, state, ledgers, metrics, model."""
 
-import os
 import pathlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -130,7 +129,7 @@ def load_run(folder: str | pathlib.Path, warn: Callable[[str], None] = warnings.
       ValueError: if the folder holds no run, no checkpoint is intact, or configuration or data
         are not those of the run.
     """
-    folder = pathlib.Path(os.path.expanduser(folder))
+    folder = files.expanded(folder)
     is_run = (folder / CONFIG_FILE).is_file()
     checks.require(is_run, "folder", f"be a run folder with a {CONFIG_FILE}", str(folder))
     kept = folder / CHECKPOINT_FOLDER

@@ -72,7 +72,7 @@ def pack(
       ValueError: if the folder holds no run or is in use, a file in it is damaged, a link leads out
         of it, nothing may be published, or the output is there already.
     """
-    place = pathlib.Path(os.path.expanduser(folder))
+    place = files.expanded(folder)
     require_run(place)
     place = place.resolve()
     suffix = f"-{RELEASE_FOLDER}{_ENDING}" if release else _ENDING

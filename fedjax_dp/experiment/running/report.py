@@ -1,6 +1,5 @@
 """Writes the report of a run folder, also while the run is under way."""
 
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -81,7 +80,7 @@ def report(
       ValueError: if the folder holds no run, a file in it is damaged, or the page would be in a
         folder for publication and may not be published.
     """
-    place = pathlib.Path(os.path.expanduser(folder))
+    place = files.expanded(folder)
     require_run(place)
     page = place / REPORT_FILE if output is None else pathlib.Path(output)
     checks.require(page.suffix == ".html", "output", "end in .html", str(page))

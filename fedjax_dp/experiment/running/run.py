@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import pathlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, files
 from fedjax_dp.core.decimals import shown
 from fedjax_dp.core.devices import is_distributed, of_first_process
 from fedjax_dp.core.packages import MissingPackageError
@@ -370,7 +369,7 @@ def run(
         folder is in use.
     """
     _connect(config, deployment)
-    asked = None if folder is None else pathlib.Path(os.path.expanduser(folder))
+    asked = None if folder is None else files.expanded(folder)
     with place_of_process(asked) as place:
         require_place(place, config.title)
         return _run(
@@ -410,7 +409,7 @@ def resume(
       ValueError: as for `run`, if the configuration differs from that of the run, or if the run was
         deployed and `deployment` is None.
     """
-    place = pathlib.Path(os.path.expanduser(folder))
+    place = files.expanded(folder)
     rule = "be resumed where its rounds run, by `flwr run` with this folder as `output`"
     can_resume = deployment is not None or not is_deployed(place)
     checks.require(can_resume, "the deployed run", rule, str(place))
