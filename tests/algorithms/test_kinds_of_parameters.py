@@ -162,6 +162,7 @@ def test_training_behind_a_frozen_base_is_training_of_the_rest(name):
     assert sorted(shapes_in(state)) == sorted(shapes_in(plain.final))
 
 
+@telling
 def test_frozen_values_are_an_argument_of_the_round():
     """Other values need no other program, and give what a model that holds them gives."""
 

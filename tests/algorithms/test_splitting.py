@@ -428,6 +428,7 @@ OVER_ROUNDS = list(
 )
 
 
+@telling
 @pytest.mark.parametrize(
     ("phi", "form"), later(OVER_ROUNDS, but=[OVER_ROUNDS[0], OVER_ROUNDS[2]], mark=telling)
 )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from marks import floats
+from marks import floats, telling
 
 from fedjax_dp.core import sums
 from fedjax_dp.core.backend import traced_for
@@ -29,6 +29,7 @@ def test_long_sums_err_by_their_largest_block(size):
     assert np.all(np.abs(found - exact) <= 4.4e-4 * np.abs(x).max() + 6e-8 * np.abs(exact))
 
 
+@telling
 def test_blocks_of_accelerators_leave_nothing_over_where_they_are_large():
     """As they are computed for accelerators, here by this machine."""
     blocks = {50: 50, 85: 85, 86: 43, 101: 85, 1020: 85, 1024: 64}

@@ -134,6 +134,7 @@ def test_a_checkpoint_finds_its_records_however_long_the_run_continues(tmp_path)
     checkpoints.close()
 
 
+@telling
 @pytest.mark.parametrize("harm", later(["flip", "cut", "delete"], but=["flip"], mark=telling))
 def test_damaged_records_lose_the_checkpoints_that_refer_to_them(tmp_path, harm):
     sim, state = begun(tmp_path / "rows")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import median_aggregator
+from marks import telling
 from small_problem import NUM_CLIENTS, make_data, make_model, plain_trainer
 from timed import CITIES, KEY, PLACES, TABLE, TIMED, algorithm, all_join, some
 
@@ -112,6 +113,7 @@ def test_masks_are_recovered_from_the_cohort_less_its_drop_outs(name):
         clocked(fed, **TIMED, keep=4)
 
 
+@telling
 def test_an_edge_server_sees_no_sum_of_too_few_shares():
     """Three edges of two clients each, whose noise is half of what two of four would be."""
     edges = latencies(CITIES, TABLE, PLACES, "hub", edges=PLACES)

@@ -33,6 +33,7 @@ def steep(largest):
     return algorithms.fedavg(model, trainer), data
 
 
+@telling
 @pytest.mark.parametrize("placement", later(["device", "host"], but=["device"], mark=telling))
 def test_the_first_client_step_and_array_is_named(placement):
     largest = 2e38

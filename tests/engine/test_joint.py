@@ -105,6 +105,7 @@ def test_programs_that_differ_in_more_than_numbers_are_refused(other):
         Joint(programs)
 
 
+@telling
 def test_programs_that_call_python_back_share_nothing():
     """Their text is the same whatever they call."""
 

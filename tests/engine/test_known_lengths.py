@@ -101,6 +101,7 @@ def test_one_step_of_clients_that_share_the_servers_parameters(trainer):
     _assert_as_on_a_cpu(config, "gpu", trainer=trainer)
 
 
+@telling
 @pytest.mark.parametrize(("kind", "has_loop"), [("gpu", False), ("tpu", True)])
 def test_one_step_is_no_loop_on_a_gpu(kind, has_loop):
     with traced_for(kind):
@@ -151,6 +152,7 @@ def _lengths_of_scans(closed):
             yield from _lengths_of_scans(body)
 
 
+@telling
 @pytest.mark.parametrize("trainer", [local_trainer, pytest.param(dp_sgd_trainer, marks=telling)])
 @pytest.mark.parametrize("mesh", [None, pytest.param(_TWO, marks=telling)], ids=["one", "two"])
 def test_the_compiler_knows_the_length_of_the_loop_over_steps(mesh, trainer):

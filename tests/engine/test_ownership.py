@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marks import telling
 from small_problem import make_data, make_model
 
 from fedjax_dp.algorithms import fedavg
@@ -21,6 +22,7 @@ def sim():
     return simulation(fedavg(model, trainer), data, participation(poisson(), data.num_clients, 2))
 
 
+@telling
 @pytest.mark.parametrize("call", ["run", "compile"])
 def test_arrays_of_the_callers_own_are_copied(sim, call):
     key = jax.random.key(0)

@@ -79,6 +79,7 @@ def vector(params):
     return np.r_[np.float64(params["b"]), np.asarray(params["w"], np.float64)]
 
 
+@telling
 def test_servers_are_alone_until_they_exchange_models():
     """Two rounds of each alone, then their mean, then one more round; by NumPy."""
     sim = compiled(averaging())

@@ -115,6 +115,7 @@ def expected(uninterrupted, tmp_path, monkeypatch):
     return of
 
 
+@telling
 @pytest.mark.parametrize("kind", later(KINDS, but=["flip", "delete"], mark=telling))
 def test_what_is_read_without_a_model_names_what_is_damaged(
     uninterrupted, tmp_path, expected, kind

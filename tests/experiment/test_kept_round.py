@@ -115,6 +115,7 @@ def test_directions_are_those_of_the_names():
             checked_config(config)
 
 
+@telling
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -125,6 +125,7 @@ def test_the_worse_runs_end_early(played, tmp_path, metric):
     assert len(rates) > 1 and rates == sorted(rates, reverse=is_larger)
 
 
+@telling
 def test_a_database_has_the_searches_of_several_folders(played, tmp_path):
     plan = PLAN._replace(trials=5, is_halving=True, sampler="random")
     alone = search(STUDY, plan, tmp_path / "alone")

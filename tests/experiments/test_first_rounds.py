@@ -308,6 +308,7 @@ def test_kept_tables_of_a_first_round_are_drawn_again(tmp_path, monkeypatch):
     np.testing.assert_allclose(spectrum.get_xydata(), [[1, 1], [2, 0.5]])
 
 
+@telling
 def test_figures_h4_and_h5_have_the_weights_of_sixty_clients(tmp_path, monkeypatch):
     drawn, asked = {}, []
     monkeypatch.setattr(unequal.plots, "save", lambda f, path: drawn.__setitem__(path.name, f))

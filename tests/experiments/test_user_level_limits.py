@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from marks import telling
 
 from experiments.user_level_dp import limits, messages
 
@@ -15,6 +16,7 @@ def angle(a, b):
     return math.degrees(math.acos(min(1.0, a @ b / np.linalg.norm(a) / np.linalg.norm(b))))
 
 
+@telling
 @pytest.mark.parametrize("name", ["blur", "checks", "noise"])
 def test_tables_are_what_the_script_computes(name):
     texts = (RESULTS / f"{name}.csv").read_text("utf-8"), limits.as_csv(limits.TABLES[name]())

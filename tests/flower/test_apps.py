@@ -193,6 +193,7 @@ def crashed(small, tmp_path_factory):
     return folder
 
 
+@telling
 def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_anew(
     crashed, small, tmp_path
 ):
@@ -208,6 +209,7 @@ def test_each_round_is_saved_before_the_next_and_one_that_is_played_again_draws_
     assert [line["keys"] for line in sent] == ["parity", "parity", "device"]
 
 
+@telling
 @pytest.mark.filterwarnings("ignore:node 1 failed")
 def test_a_run_that_all_nodes_refuse_sends_nothing_and_starts_once_one_accepts(small, tmp_path):
     folder = tmp_path / "run"

@@ -8,7 +8,7 @@ import pytest
 from cases import CASES
 from federations import deploy, key
 from flwr.app import Message
-from marks import slow
+from marks import slow, telling
 from small_problem import NUM_CLIENTS, NUM_FEATURES, ROUNDS, make_data, make_model, plain_trainer
 
 from fedjax_dp import algorithms
@@ -141,6 +141,7 @@ def test_masks_of_another_graph_are_another_plan():
         require_same(one.described, other.described)
 
 
+@telling
 def test_plans_whose_rounds_cost_otherwise_differ():
     model, population = make_model(), population_of(make_data())
     settings = LocalConfig(

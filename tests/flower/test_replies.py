@@ -150,6 +150,7 @@ def drawn_of(record: RoundRecord, node):
     return np.isin(record.clients, NODES[node])
 
 
+@telling
 @pytest.mark.parametrize("wrong", WRONG)
 @quiet
 def test_a_wrong_reply_counts_as_zeros(federation, wrong):

@@ -4,6 +4,7 @@ import json
 
 import jax
 import pytest
+from marks import telling
 
 from fedjax_dp.engine import Trial
 from fedjax_dp.io import TrialFiles, trials
@@ -51,6 +52,7 @@ def _with(change):
     return changed
 
 
+@telling
 @pytest.mark.parametrize(
     "damage",
     [

@@ -290,6 +290,7 @@ def test_no_gradient_of_a_frozen_body_is_computed():
     assert products(whole, full) > forwards + 3
 
 
+@telling
 def test_frozen_values_are_an_argument_of_a_compiled_function():
     """Other values neither trace again nor are text of the program, in inner loops neither."""
     whole = whole_model("linen")

@@ -100,6 +100,7 @@ def assert_close(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max() + 1e-6)
 
 
+@telling
 @pytest.mark.parametrize("name", later(MODELS, but=["scanned", "tied"], mark=telling))
 def test_outputs_are_those_of_the_model_with_the_adapters_added_in(name):
     model, base, low, own, moved, batch = adapted(name)
