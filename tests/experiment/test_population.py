@@ -182,6 +182,30 @@ def test_the_natural_clients_of_data_of_ones_own_are_the_default(tmp_path, words
         assert divided.notes[0].startswith("the natural clients of own do not determine the cl")
 
 
+@pytest.mark.parametrize(
+    ("made", "options"),
+    [
+        ("few_classes", {"test_per_client": 20}),
+        ("class_mixtures", {"test_per_client": 20}),
+        ("common_pool", {"samples_per_client": 20}),
+    ],
+)
+def test_a_partition_that_makes_test_data_holds_out_no_share(tmp_path, made, options):
+    words = [f"--data.partition_options.{name}={value}" for name, value in options.items()]
+    given = ["--data.name=digits", "--data.num_clients=2", f"--data.partition={made}", *words]
+    config = load_config(None, given)
+    parts = parts_of(config)
+    file = tmp_path / "written.toml"
+    file.write_text(to_toml(parts.config), encoding="utf-8")
+    saved = load_config(file)
+    assert saved.data.client_test_share == 0
+    assert (
+        tables_of(parts_of(saved).config) == tables_of(saved) == tables_of(decided(config, saved))
+    )
+    with pytest.raises(ValueError, match=r"client_test_share must be 0 for .* what .*, got 0\.2"):
+        parts_of(load_config(None, [*given, "--data.client_test_share=0.2"]))
+
+
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_test_rows_without_labels_are_for_predictions_alone(tmp_path, task):
     (tmp_path / "old.csv").write_text("a,c,y\n" + "1,n,0\n2,s,1\n" * 5, encoding="utf-8")

@@ -65,10 +65,16 @@ def population_from(
     rule = f"be false for {data.name}, whose labels are not classes of examples"
     fits = is_labelled or not section.stratified
     checks.require(fits, "data.stratified", rule, section.stratified)
+    is_asked = "client_test_share" in section.model_fields_set and section.client_test_share > 0
+    rule = f"be 0 for {section.partition}, which decides itself what clients hold out"
+    fits = not (is_asked and entry.changes_examples)
+    checks.require(fits, "data.client_test_share", rule, section.client_test_share)
+    chosen: dict[str, Any] = {"partition": section.partition}
     made = entry.make(Facts(data, section.num_clients, seed), section.partition_options)
     if not entry.changes_examples:
         made = _checked_rows(made, len(data.train["y"]))
     else:
+        chosen["client_test_share"] = 0.0
         made = _checked_spread(section.partition, made, len(data.train["y"]))
     num_made = made.train.num_clients if entry.changes_examples else len(made)
     rule = f"make the {section.num_clients} clients of data.num_clients"
@@ -80,7 +86,6 @@ def population_from(
     client_test: FederatedData | None
     own_test: FederatedData | None = None
     share = 0.0
-    chosen: dict[str, Any] = {"partition": section.partition}
     clusters: np.ndarray | None = None
     names: tuple[str, ...] = ()
     if not has_names:
@@ -99,8 +104,7 @@ def population_from(
         if has_names:
             ids = np.unique(np.asarray(data.train_clients)).tolist()
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
-            is_asked = "client_test_share" in section.model_fields_set
-            if not (is_unlabelled or (is_asked and section.client_test_share > 0)):
+            if not (is_unlabelled or is_asked):
                 own_test = _own_test(data, ids, names)
         share = section.client_test_share if own_test is None else 0.0
         train, client_test = _split(data, made, names, share, seed, stratified=section.stratified)

@@ -36,9 +36,10 @@ def decided(config: Config, saved: Config) -> Config:
     if is_own(data.name) and not data.is_divided:
         choices = map(data.partition_for, (True, False))
         found |= {"partition": there.partition} if there.partition in choices else {}
-    is_natural = found.get("partition", data.partition) == "natural"
-    if is_natural and "client_test_share" not in data.model_fields_set:
-        # Clients with test data of their own hold out nothing else.
+    made = found.get("partition", data.partition)
+    decides = made == "natural" or (made and PARTITIONS[made].changes_examples)
+    if decides and "client_test_share" not in data.model_fields_set:
+        # Clients with test data of their own hold out nothing else, as where the partition decides.
         found |= {} if there.client_test_share else {"client_test_share": 0.0}
     return config.model_copy(update={"data": data.model_copy(update=found)})
 

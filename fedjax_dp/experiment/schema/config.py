@@ -143,7 +143,7 @@ class DataSection(Section):
     client_test_share: Decay = _setting(
         0.2,
         "share of each client's examples held out for it; none by default where natural clients "
-        "have test data of their own, which 0 uses too",
+        "have test data of their own, which 0 uses too, and 0 where the partition makes test data",
     )
     client_validation_share: Decay = _setting(
         0.0,
