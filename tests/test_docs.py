@@ -59,7 +59,7 @@ def test_the_round_of_the_readme_runs():
 
 @pytest.mark.parametrize("page", sorted(path.name for path in ROOT.glob("*.md")))
 def test_links_of_pages_at_the_root_lead_somewhere(page):
-    text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+    text = without_code(ROOT / page)
     # A link may be broken between lines.
     found = re.findall(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)", text)
     missing = [path for path, _ in found if not (ROOT / path).exists()]
@@ -71,10 +71,24 @@ def test_links_of_pages_at_the_root_lead_somewhere(page):
     assert not missing and not headings
 
 
+def without_code(page: pathlib.Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+
+
 def anchors(page: pathlib.Path) -> set[str]:
     """The anchors of the headings of a page, as a site makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
     return {re.sub(r"[^\w\s-]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+def test_pages_of_a_clone_link_to_what_is_there():
+    missing = [
+        f"{page.relative_to(ROOT)}: {path}"
+        for page in PAGES
+        for path in re.findall(r"\]\(([^)\s#:]+)(?:#[^)\s]*)?\)", without_code(page))
+        if not (page.parent / path).exists()
+    ]
+    assert not missing
 
 
 def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():

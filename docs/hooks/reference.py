@@ -1,5 +1,7 @@
 """Makes the pages of the reference from the package, and tables in other pages.
 
+Those that other pages link to are also files, which say in a clone where to look instead.
+
 A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. `python
 docs/hooks/reference.py` writes those of the files anew.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+import yaml
 from mkdocs.structure.files import File, Files
 
 import fedjax_dp
@@ -36,6 +39,7 @@ _LINKS = {
 _FIELD = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
 _ACCENTS = {"'": "\u0301", "`": "\u0300", '"': "\u0308", "~": "\u0303", "v": "\u030c"}
 _DOCS = pathlib.Path(__file__).parents[1]
+_CITATION = _DOCS.parent / "CITATION.cff"
 _BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # The parts of the package in the order in which a study needs them.
 _PARTS = (
@@ -65,9 +69,13 @@ def on_files(files: Files, config: Any) -> Files:
         "configuration.md": configuration(),
         "commands.md": commands(),
         "bibliography.md": bibliography(),
+        "citing.md": citing(),
     }
     for place, text in (api_pages() | made).items():
-        files.append(File.generated(config, f"reference/{place}", content=text))
+        page = File.generated(config, f"reference/{place}", content=text)
+        if found := files.get_file_from_path(page.src_uri):
+            files.remove(found)
+        files.append(page)
     return files
 
 
@@ -296,6 +304,25 @@ def bibliography() -> str:
         "in `fedjax_dp/privacy/reports/references.bib`.",
     ]
     return "\n\n".join([*text, *(_source(key, entry) for key, entry in sources().items())])
+
+
+def citing() -> str:
+    """The page on citing, from the citation file of the repository."""
+    cited = yaml.safe_load(_CITATION.read_text("utf-8"))
+    authors = " and ".join(f"{{{author['name']}}}" for author in cited["authors"])
+    entry = {
+        "author": authors,
+        "title": f"{{{cited['title']}}}",
+        "version": cited["version"],
+        "note": f"Licence: {cited['license']}",
+    }
+    fields = "".join(f"  {name} = {{{value}}},\n" for name, value in entry.items())
+    return (
+        f"# Citing\n\nThis site describes version {fedjax_dp.__version__}. {cited['message']}\n\n"
+        f"```bibtex\n@software{{fedjax_dp,\n{fields}}}\n```\n\n"
+        "The folder of a run has the citations of its methods in `privacy.bib`. "
+        "Their sources are in the [bibliography](bibliography.md)."
+    )
 
 
 def sources() -> dict[str, dict[str, str]]:
