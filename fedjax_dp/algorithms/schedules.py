@@ -196,7 +196,23 @@ def warm_up(curve: Curve, rounds: Count) -> Curve:
 
 def table_of(curve: Curve | Sequence[Any] | np.ndarray, num_rounds: int, name: str) -> np.ndarray:
     """Computes the factor of each round on the host, `[rounds]`, float32; a list is one already."""
-    found = [curve(t) for t in range(num_rounds)] if callable(curve) else curve
+    if not callable(curve):
+        return _checked(curve, name)
+    table, again = (_checked(_found(curve, num_rounds, name), name) for _ in range(2))
+    rule = "have the same factors whenever it is called"
+    checks.require(np.array_equal(table, again), f"the curve of {name}", rule, "others")
+    return table
+
+
+def _found(curve: Curve, num_rounds: int, name: str) -> list[Any]:
+    try:
+        return [curve(t) for t in range(num_rounds)]
+    except Exception as error:
+        text = f"the curve of {name} must have a factor in each round, the first of which is 0"
+        raise ValueError(f"{text}; it raised {type(error).__name__}: {error}") from error
+
+
+def _checked(found: Any, name: str) -> np.ndarray:
     rule = "have one factor for each round, and at least one"
     fits = np.ndim(found) == 1 and len(found) > 0
     checks.require(fits, f"the curve of {name}", rule, found)

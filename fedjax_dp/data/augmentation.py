@@ -110,7 +110,13 @@ def compose(*transforms: Transform, num_copies: Count = 1) -> Augmentation:
 
 def transformed(name: str, transform: Transform, example: PyTree, key: PRNGKey) -> PyTree:
     """Applies one transform, which must keep names, shapes and types."""
-    changed = transform(example, key)
+    try:
+        changed = transform(example, key)
+    except ValueError:
+        raise
+    except Exception as error:
+        text = f"{name} must be a function (example, key) -> example that JAX can trace"
+        raise ValueError(f"{text}; it raised {type(error).__name__}: {error}") from error
     kinds = [
         jax.tree.map(lambda a: (jnp.shape(a), jnp.result_type(a).name), each)
         for each in (changed, example)

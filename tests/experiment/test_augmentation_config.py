@@ -36,6 +36,9 @@ OWN = """
           factor: not read.
         '''
         return factor
+
+    def asking(example, key):
+        return example if example["x"].sum() > 0 else example
 """
 
 
@@ -145,6 +148,8 @@ def test_a_table_of_numbers_is_no_image(tmp_path):
 def test_a_result_that_is_no_transform_is_refused(own):
     with pytest.raises(ValueError, match=r"nothing must return a function \(example, key\)"):
         assemble(config_of({f"{own}:nothing": {}}))
+    with pytest.raises(ValueError, match=r"\.asking must .* JAX can trace; it raised Tr"):
+        assemble(config_of({f"{own}:asking": {}}))
 
 
 def test_options_are_listed():

@@ -15,6 +15,7 @@ from fedjax_dp import experiment
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.clients.base import LocalConfig
 from fedjax_dp.experiment import assemble, load_config
+from fedjax_dp.experiment.components.catalogue import own_parts
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.components.schedules import (
     Plateau,
@@ -91,13 +92,21 @@ def test_a_curve_of_ones_own_is_a_function_of_the_round(tmp_path):
     file.write_text(
         "def triangle(t, *, period: int = 4):\n"
         '    """Rises and falls.\n\n    Args:\n      period: rounds of one.\n    """\n'
-        "    return 1 - abs(2 * (t % period) / period - 1)\n",
+        "    return 1 - abs(2 * (t % period) / period - 1)\n"
+        "calls = []\n\ndef counting(t):\n    calls.append(t)\n    return len(calls)\n"
+        "def inverse(t):\n    return 1 / t\n",
         encoding="utf-8",
     )
     table = f"{{curve = '{file}:triangle', period = 2}}"
     config = read("--run.rounds=4", f"--schedules.{RATE}={table}")
     found = tables_of(config.schedules, 4)["local.learning_rate"]
     np.testing.assert_array_equal(found, [0, 1, 0, 1])
+    assert own_parts(config) == [f"{file}:triangle"]
+    hyper = Hyper(LocalConfig(), factors={"local.learning_rate": found[1:]})
+    assert described(config, hyper) == [f"{RATE} by factors of 0 to 1 (curves.py:triangle)"]
+    for name, rule in (("counting", "have the same factors whenever"), ("inverse", "ZeroDivision")):
+        with pytest.raises(ValueError, match=f"the curve of schedules.{RATE} must .*{rule}"):
+            validate(read(f"--schedules.{RATE}={file}:{name}"))
     with pytest.raises(ValueError, match=r"there is no option .*perio of .*did you mean 'period'"):
         read(f"--schedules.{RATE}={{curve = '{file}:triangle', perio = 2}}")
     with pytest.raises(ValueError, match=r"curves\.py:triangel"):
@@ -248,22 +257,27 @@ def test_a_plateau_multiplies_after_so_many_evaluations_without_a_better_value()
     rule = Plateau("test_loss", "smaller", 2, 0.1, 0.5, 0.2)
     # Better by more than 0.1 than the best so far: 3, 2; then none; then 1.
     losses = [3.0, 2.0, 1.95, None, 1.91, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    found = [rule.of(rows_of(losses[: n + 1])) for n in range(len(losses))]
+    found = rule.after(rows_of(losses))
     assert found == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2]
+    assert rule.after(rows_of(losses[:6])) == found[:6]
     larger = rule._replace(goal="larger")
-    assert larger.of(rows_of([1.0, 2.0, 3.0])) == 1 and larger.of(rows_of([3.0, 2.0, 1.0])) == 0.5
+    assert larger.after(rows_of([1.0, 2.0, 3.0]))[-1] == 1
+    assert larger.after(rows_of([3.0, 2.0, 1.0]))[-1] == 0.5
     with pytest.raises(ValueError, match=r"metric of plateau must be one of .*test_loss"):
-        rule._replace(metric="los").of(rows_of([1.0]))
+        rule._replace(metric="los").after(rows_of([1.0]))
 
 
 def test_a_plateau_decides_at_evaluations_alone_as_an_uninterrupted_run_does():
-    hyper = Hyper(LocalConfig(), factors={"local.learning_rate": np.ones(9, np.float32)})
+    hyper = Hyper(LocalConfig(2.0), factors={"local.learning_rate": np.ones(9, np.float32)})
     rule = {RATE: Plateau("update_norm", "smaller", 1, 0.0, 0.5, 0.01)}
     rows = [{"update_norm": norm} for norm in (3.0, 2.0, 2.0, 1.0, 5.0, 5.0)]
     found = [
         after_plateaus(hyper, rule, rows[:n], 3).factors["local.learning_rate"] for n in range(7)
     ]
-    assert [float(table[0]) for table in found] == [1, 1, 1, 0.5, 0.5, 0.5, 0.125]
+    assert [float(table[-1]) for table in found] == [1, 1, 1, 0.5, 0.5, 0.5, 0.125]
+    assert found[-1].tolist() == [1, 1, 1, 0.5, 0.5, 0.5, 0.125, 0.125, 0.125]
+    # What a statement says of a bound is of the rounds that ran.
+    assert over_rounds(after_plateaus(hyper, rule, rows[:3], 3), "local.learning_rate") == (1, 2)
 
 
 def test_a_statement_names_what_changed_and_what_an_exact_metric_decided():
@@ -271,7 +285,9 @@ def test_a_statement_names_what_changed_and_what_an_exact_metric_decided():
         *("--run.rounds=5", f"--schedules.{RATE}=plateau"),
         "--schedules.privacy.record.noise_multiplier={curve = 'linear', final = 2}",
     )
-    assert described(config) == [
+    local = LocalConfig(1.0, noise_multiplier=1.0)
+    hyper = Hyper(local, factors=tables_of(config.schedules, 5))
+    assert described(config, hyper) == [
         f"{RATE} by factors of at most 1 (plateau)",
         "privacy.record.noise_multiplier by factors of 1 to 1.8 (linear)",
     ]
@@ -371,7 +387,7 @@ def test_a_plateau_changes_the_rate_that_follows_and_is_named(tmp_path):
     assert norms[-1] < norms[0] / 50
     text = (tmp_path / "run/privacy.md").read_text(encoding="utf-8")
     assert f"{RATE} in each round, which followed the exact test_loss" in text
-    assert over_rounds(run.hyper, "local.learning_rate")[1] == pytest.approx(2e-4)
+    assert over_rounds(run.hyper, "local.learning_rate") == pytest.approx((2e-4, 2.0))
 
 
 @slow

@@ -16,7 +16,12 @@ from fedjax_dp.experiment.components import optimizers
 from fedjax_dp.experiment.components.callbacks import CALLBACKS
 from fedjax_dp.experiment.components.optimizers import OPTIMIZERS
 from fedjax_dp.experiment.components.partitions import PARTITIONS
-from fedjax_dp.experiment.components.schedules import CURVES, fields_of_curve, read_schedules
+from fedjax_dp.experiment.components.schedules import (
+    CURVES,
+    entries_of,
+    fields_of_curve,
+    read_schedules,
+)
 from fedjax_dp.experiment.schema.config import Config as Config
 from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.moved import moved
@@ -120,7 +125,8 @@ def options_of_other_parts(tables: Mapping[str, Any], changes: Mapping[str, Any]
 
 def own_parts(config: Config) -> list[str]:
     """Lists the parts of a configuration that are imported by name, but callbacks and metrics."""
-    names = (*attrgetter(*CHOICES)(config), *config.data.augmentation)
+    curves = (table["curve"] for table in entries_of(config.schedules).values())
+    names = (*attrgetter(*CHOICES)(config), *config.data.augmentation, *curves)
     return sorted({name for name in names if name is not None and is_own(name)})
 
 

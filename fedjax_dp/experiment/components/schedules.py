@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -76,16 +77,18 @@ class Plateau(NamedTuple):
     factor: ProperFraction = 0.5
     least: Probability = 1e-4
 
-    def of(self, rows: Sequence[Mapping[str, Any]]) -> float:
-        """Computes the factor of the rounds after an evaluation, the last of some rows."""
+    def after(self, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Computes the factor after each of some rows."""
         values = measured(rows, self.metric, "metric of plateau")
-        best, waited, factor = np.inf, 0, 1.0
+        best, waited, factors = np.inf, 0, [1.0]
         for value in values * (1 if self.goal == "smaller" else -1):
             is_better = value < best - self.min_change
             best, waited = (value, 0) if is_better else (best, waited + 1)
-            if waited == self.patience:
-                factor, waited = max(factor * self.factor, self.least), 0
-        return factor
+            is_lowered, last = waited == self.patience, factors[-1]
+            factors.append(max(last * self.factor, self.least) if is_lowered else last)
+            waited = 0 if is_lowered else waited
+        counts = np.cumsum([isinstance(row.get(self.metric), int | float) for row in rows])
+        return [factors[count] for count in counts]
 
     @property
     def is_private(self) -> bool:
@@ -234,12 +237,16 @@ def tables_of(tables: Mapping[str, Any], num_rounds: int) -> dict[str, np.ndarra
 def after_plateaus(
     hyper: Hyper, plateaus: Mapping[str, Plateau], rows: Sequence[Mapping[str, Any]], every: int
 ) -> Hyper:
-    """Sets the factors that metrics decide, which change after every so many rounds alone."""
+    """Sets the factors that metrics decide, which change after every so many rounds alone.
+
+    Rounds that ran have those that they ran with, and all others the last one.
+    """
     decided, factors = rows[: len(rows) - len(rows) % every], dict(hyper.factors)
     for key, rule in plateaus.items() if decided else ():
         name = _place_of(hyper, key)
-        # All tables have the same shape.
-        factors[name] = np.full_like(np.asarray(factors[name]), rule.of(decided))
+        found, rounds = np.array([1.0, *rule.after(decided)]), np.arange(len(factors[name]))
+        before = np.minimum(rounds - rounds % every, len(decided))
+        factors[name] = found[before].astype(np.float32)
     return hyper._replace(factors=factors)
 
 
@@ -250,15 +257,16 @@ def over_rounds(hyper: Hyper, name: str) -> tuple[np.ndarray, np.ndarray]:
     return number * np.min(table), number * np.max(table)
 
 
-def described(config: Config) -> list[str]:
+def described(config: Config, hyper: Hyper) -> list[str]:
     """Describes for a statement what multiplied the numbers of a run."""
-    tables = tables_of(config.schedules, config.run.rounds)
     texts = []
     for key, table in entries_of(config.schedules).items():
-        factors = tables[name_of(key)]
+        # Not computed anew: a function of the user's may return others.
+        factors = hyper.factors[_place_of(hyper, key)]
         ends = f"{np.min(factors):.4g} to {np.max(factors):.4g}"
         ends = "at most 1" if table["curve"] == "plateau" else ends
-        texts.append(f"{key} by factors of {ends} ({table['curve']})")
+        # A statement names no folder.
+        texts.append(f"{key} by factors of {ends} ({pathlib.PurePath(table['curve']).name})")
     return texts
 
 

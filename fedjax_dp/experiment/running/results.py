@@ -436,7 +436,7 @@ def facts_of(
     if parts := {pathlib.PurePath(name).name for name in own_parts(experiment.config)}:
         common["own_parts"] = sorted(parts)
     if hyper.factors:
-        common["schedules"] = described(experiment.config)
+        common["schedules"] = described(experiment.config, hyper)
     bound_of_clients = experiment.client_clip_norm
     if "aggregator.clip_norm" in hyper.factors:
         bound_of_clients = over_rounds(hyper, "aggregator.clip_norm")
