@@ -16,7 +16,7 @@ from fedjax_dp.experiment.running.hints import HINTS, Hint, Ran, hints_of
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 CLIENTS = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
-DRAWN = ("--participation.sampler=poisson", "--participation.cohort_size=1.5")
+DRAWN = ("--participation.sampler=poisson", "--participation.cohort_size=0.3")
 EXACT = " (exact, not private)"
 
 
@@ -128,6 +128,8 @@ def test_deltas_that_are_large():
 
 
 PLANNED = "--privacy.record.planned_participations=1"
+FALLING = "--schedules.privacy.record.noise_multiplier=linear"
+OFTEN = (DRAWN[0], "--participation.cohort_size=1.5")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,9 @@ PLANNED = "--privacy.record.planned_participations=1"
         ((), [8.0, 8.0, 7.0], None),
         ((), [4.0, 2.0, 8.0], "privacy.record.epsilon: 25 % to 100 % of the budget was used"),
         (DRAWN, [4.0, 4.0, 4.0], "50 % of the budget was used; privacy.record.planned_participa"),
+        # Nothing is advised that is refused, or that changes nothing.
+        ((*DRAWN, FALLING), [4.0, 4.0, 4.0], "privacy.record.epsilon: 50 % of the budget was used"),
+        (OFTEN, [4.0, 4.0, 4.0], "privacy.record.epsilon: 50 % of the budget was used"),
         ((*DRAWN, PLANNED), [4.0, 4.0, 4.0], "privacy.record.epsilon: 50 % of the budget was used"),
         (CLIENTS, [2.0], "privacy.client.epsilon: 25 % of the budget was used"),
         ((), [np.inf, np.inf, np.inf], None),

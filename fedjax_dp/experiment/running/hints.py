@@ -11,10 +11,14 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import trees
+from fedjax_dp.engine.accounts.calibration import priced_factors
+from fedjax_dp.engine.wrappers.budgets import check_claim
 from fedjax_dp.evaluation.noised import METRIC
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.keeping import kept_metric
 from fedjax_dp.experiment.components.noised import followed_in_rows, noised_accuracy_of
+from fedjax_dp.experiment.components.planned import check_planned, planned_of
+from fedjax_dp.experiment.components.wrappers import check_wrappers
 from fedjax_dp.experiment.running.watcher import large_deltas
 from fedjax_dp.experiment.schema.config import GaussianLevel
 
@@ -166,9 +170,26 @@ def large_delta(ran: Ran) -> Iterator[Hint]:
     yield from (Hint(text, is_exact=False) for text in large_deltas(ran.experiment))
 
 
+def _can_plan(ran: Ran) -> bool:
+    """Whether less noise may be calibrated, for the rounds that a client is drawn in."""
+    config, simulation = ran.experiment.config, ran.experiment.simulation
+    algorithm, level = simulation.algorithm, config.privacy.record
+    asked, rounds = level.model_copy(update={"planned_participations": "q0.95"}), config.run.rounds
+    privacy = config.privacy.model_copy(update={"record": asked})
+    config = config.model_copy(update={"privacy": privacy})
+    try:
+        check_planned(config, simulation.participation)
+        check_wrappers(config)
+        check_claim(algorithm.claims.record, algorithm.name)
+        is_less = (planned_of(asked, simulation.participation, rounds) or 0) < rounds
+    except ValueError:
+        return False
+    is_free = level.planned_participations is None and "deployment" not in ran.experiment.stated
+    return is_less and is_free and not priced_factors(algorithm, ran.sizes, ran.hyper.factors)
+
+
 def budget_in_part(ran: Ran) -> Iterator[Hint]:
     """Finds budgets of which a part was left."""
-    section = ran.experiment.config.privacy
     for unit, budget in ran.experiment.budget.items():
         spent = np.asarray(ran.epsilon[unit], float)
         allowed = np.broadcast_to(np.asarray(budget, float), spent.shape)
@@ -180,13 +201,7 @@ def budget_in_part(ran: Ran) -> Iterator[Hint]:
             continue
         ends = dict.fromkeys(f"{100 * share:.0f} %" for share in (shares.min(), shares.max()))
         text = f"privacy.{unit}.epsilon: {' to '.join(ends)} of the budget was used"
-        level = section.record
-        can_plan = unit == "record" and "client" not in section.units
-        can_plan &= level.noise_multiplier is None and level.planned_participations is None
-        claim = ran.experiment.simulation.algorithm.claims.record
-        can_plan &= claim is not None and len(claim.events) == 1
-        can_plan &= ran.experiment.config.secure_aggregation.form is None
-        if can_plan and ran.experiment.config.participation.sampler != "full_participation":
+        if unit == "record" and _can_plan(ran):
             text += (
                 "; privacy.record.planned_participations = 'q0.95' calibrates less noise, for as "
                 "many rounds as clients are drawn in"
