@@ -46,6 +46,12 @@ def shown(value: Any, limit: int = 500) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
+def listed(names: Iterable[str], limit: int = 2000) -> str:
+    """Joins names for an error message, cut after `limit` characters."""
+    text = ", ".join(names)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def _all(values: Any, predicate: Any) -> bool:
     array = np.asarray(values)
     return array.dtype.kind in "biuf" and bool(np.all(predicate(array)))
@@ -108,7 +114,7 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
         known = sorted(choices)
         hint = similar(str(value), known)
         raise ValueError(
-            f"{argument} must be one of {', '.join(known)}, got {value!r}"
+            f"{argument} must be one of {listed(known)}, got {value!r}"
             + (f"; did you mean {hint!r}?" if hint else "")
         )
 

@@ -50,7 +50,7 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
     try:
         checks.one_of(argument, value, choices)
     except ValueError as error:
-        public = f"{argument} must be one of {', '.join(sorted(choices))}"
+        public = f"{argument} must be one of {checks.listed(sorted(choices))}"
         raise GuardedError(str(error), public) from None
 
 

@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -162,6 +163,12 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         if stripped := line.strip():
             yield number, stripped
+
+
+def cells(line: str, where: Path) -> list[str]:
+    """Splits a line of a CSV file into cells, stripped; errors begin with `where`."""
+    with reading(where, "be a line of a CSV file", csv.Error):
+        return [cell.strip() for cell in next(csv.reader([line]))]
 
 
 def digest_of(parts: Iterable[Any]) -> bytes:

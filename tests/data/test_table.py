@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from fedjax_dp.data import datasets
+from fedjax_dp.data.datasets import cells
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.own_data import own_population
 from fedjax_dp.experiment.assembly.population import build_population
@@ -971,6 +972,63 @@ def test_cells_that_would_be_lost_in_silence_are_refused(write, text, message):
     write(text)
     with pytest.raises(ValueError, match=message):
         load()
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_rows_longer_than_a_block_are_read(write, quote):
+    long = "n" * 700_000
+    write(f"a,{quote}{long}{quote},b{long},ill\n1,2,3,x\n4,{quote}{long}{quote},{long},y\n")
+    assert load(features=["a"]).train["x"].tolist() == [[1], [4]]
+
+
+def test_halves_of_characters_are_refused_with_their_file(write):
+    write("a,ill\n1,x\n2,\\ud800\n")
+    with pytest.raises(
+        ValueError, match=r"patients\.csv, read in the encoding 'unicode_escape', mu"
+    ):
+        load(encoding="unicode_escape")
+
+
+def test_texts_as_polars_writes_them(write):
+    views = pa.array(["u", None, "w"], pa.string_view())
+    pa.parquet.write_table(pa.table({"a": [1, 2, 3], "t": views, "ill": views}), "t.parquet")
+    with pytest.raises(ValueError, match="row 2, column 'ill', must have a value"):
+        load("t.parquet")
+    known = pa.array(["u", "v", "w"], pa.string_view())
+    pa.parquet.write_table(pa.table({"a": [1, 2, 3], "ill": known}), "t.parquet")
+    assert load("t.parquet").class_names == ("u", "v", "w")
+
+
+def test_many_columns_take_a_look_each(write, monkeypatch):
+    looks, count = [], 60
+
+    def is_missing(column):
+        looks.append(column.name)
+        return np.zeros(2, bool)
+
+    monkeypatch.setattr(cells.Column, "is_missing", property(is_missing))
+    write(
+        ",".join([*(f"c{i}" for i in range(count)), "ill"]) + f"\n{'1,' * count}x\n{'2,' * count}y"
+    )
+    load()
+    assert len(looks) < 10 * count
+
+
+def test_names_in_an_error_are_not_all_that_there_are(write):
+    write("a,ill\nother,x\nk1,y\n")
+    with pytest.raises(ValueError, match=r"be one of k0, k1, .*…, its declared") as error:
+        load(categories={"a": [f"k{i}" for i in range(1000)]})
+    assert len(str(error.value)) < 2200
+    write(",".join(f"column{i}" for i in range(1000)) + "\n" + ",".join("1" * 1000) + "\n")
+    with pytest.raises(ValueError, match=r"must be one of column0, .*…, got 'ill'") as error:
+        load()
+    assert len(str(error.value)) < 2200
+
+
+def test_long_texts_are_no_dates():
+    assert cells._is_notation("on the 5th of May")
+    # Without a bound, patterns for months take a time quadratic in the length.
+    assert not cells._is_notation("seen again after 3 days, on the 5th of May")
 
 
 def test_spaces_around_names_and_other_markers_of_missing_values(write):

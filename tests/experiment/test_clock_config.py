@@ -115,6 +115,7 @@ def test_a_bad_clock_is_refused_before_data_are_read(tmp_path, monkeypatch, word
         ("place, here, there\nhere, 0, 1\nthere, 0\n", "line 3 must have a number for each"),
         ("place, here, there\nhere, 0, 1\nthere, 0, x\n", "line 3 must have a number for each"),
         ("place, here, there\nhere, 0, 1\nthere, , 0\n", "line 3 must have a number for each"),
+        ("place, here\nhere, 0\r1\n", "line 2 must be a line of a CSV file"),
     ],
 )
 def test_a_bad_file_of_latencies_is_refused(tmp_path, text, message):

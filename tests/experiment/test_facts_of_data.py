@@ -247,6 +247,7 @@ def test_a_table_holds_numbers_in_their_range():
         (("client,training.batch_size", "a,x"), (), r"line 2, column training.batch_size must hol"),
         (("client,training.batch_size", "a"), (), r"line 2 must have 2 cells, got 1"),
         (("client", "a", "b"), (), r"line 1 must name a key besides 'client', .*got \['client'\]"),
+        (("client,training.batch_size", "a,1\rb,2"), (), "line 2 must be a line of a CSV file"),
         (
             ("client,training.batch_size", "a,1", "b,0"),
             (),

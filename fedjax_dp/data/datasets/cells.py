@@ -51,6 +51,8 @@ _MARKER = re.compile(
 # The characters that may separate cells, and the part of a file that shows it.
 _SEPARATORS = ",;\t|: "
 _MOST_BYTES = (1 << 31) - 1
+# Characters of a row that surely fit into a block of Arrow, of 2^20 bytes.
+_USUAL_ROW = 1 << 17
 _SHOWN_TEXT, _SHOWN_ROWS = 1 << 16, 20
 # More values than this that occur once are not taken for names of categories, if they are most.
 _MOST_ONCE = 5
@@ -86,7 +88,7 @@ _NOTATIONS = tuple(
         r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ,].*)?|\d{4}[-/]\d{1,2}|\d{4}-?[QW]\d{1,2}",
         r"\d{4}年\d{1,2}月(\d{1,2}日)?",
         r"\d{8}T\d{4,6}Z?|\d{1,2}\.?\s+\w{3,9}\.?,?\s+\d{2,4}",
-        rf".*\b({_MONTHS})[a-z]*\b.*\d.*|.*\d.*\b({_MONTHS})[a-z]*\b.*",
+        rf"(?=.{{1,40}}$)(?:.*\b({_MONTHS})[a-z]*\b.*\d.*|.*\d.*\b({_MONTHS})[a-z]*\b.*)",
         r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?(\s*[ap]\.?m\.?)?",
     )
 )
@@ -163,6 +165,9 @@ class Column:
         for array in chunks:
             if pa.types.is_dictionary(array.type):
                 array = array.cast(array.type.value_type)
+            if pa.types.is_string_view(array.type):
+                # As Polars writes text.
+                array = array.cast(pa.string())
             kind = array.type
             if tables.is_text(kind):
                 trimmed = pc.utf8_trim_whitespace(array.cast(pa.string()))
@@ -454,7 +459,7 @@ class Table:
         names = parts[0].column_names
         for i, (path, part) in enumerate(zip(self.files, parts, strict=True)):
             present = part.column_names
-            twice = sorted({n for n in present if present.count(n) > 1})
+            twice = sorted(n for n, count in collections.Counter(present).items() if count > 1)
             require_of_file(not twice, path, "name every column once", twice)
             needed, rule = set(names), f"have the columns of {paths[0]}, {names}"
             if i >= len(paths) and set(inputs_of(names)) < needed:
@@ -489,9 +494,9 @@ def _cells(part: Any, name: str) -> Any:
     """Returns a column of one file as an Arrow array, of missing cells if there is none."""
     import pyarrow as pa
 
-    if name not in part.column_names:
+    if (i := part.schema.get_field_index(name)) < 0:
         return pa.nulls(part.num_rows, pa.string())
-    return part.column(name).combine_chunks()
+    return part.column(i).combine_chunks()
 
 
 def _read(path: pathlib.Path, reading: Reading) -> Any:
@@ -538,25 +543,35 @@ def _csv(path: pathlib.Path, mark: str, encoding: str) -> Any:
     content = _content(path)
     text = _decoded(path, content, encoding)
     names_mark = _require_separator(path, text, mark)
-    if '"' in text:
-        # Arrow takes the rest of a file after a quote that is never closed as one cell.
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
-        try:
-            collections.deque(rows, maxlen=0)
-        except csv.Error as error:
-            place = files.at_line(path, rows.line_num)
-            rule = f"must close each quote before {mark!r}"
-            text = f"{place} {rule}: {error}"
-            raise GuardedError(text, f"a file of the data {rule}") from None
+    longest = _longest_row(path, text, mark)
     content = text.encode()
     parse = arrow_csv.ParseOptions(delimiter=mark, newlines_in_values=True)
-    read = arrow_csv.ReadOptions(skip_rows=int(names_mark))
+    block = min(len(content) + 1, _MOST_BYTES) if longest > _USUAL_ROW else None
+    read = arrow_csv.ReadOptions(skip_rows=int(names_mark), block_size=block)
     with arrow_csv.open_csv(pa.BufferReader(content), read, parse) as reader:
         names = reader.schema.names
     kinds = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
     table = arrow_csv.read_csv(pa.BufferReader(content), read, parse, convert)
     return table.rename_columns([name.strip() for name in names])
+
+
+def _longest_row(path: pathlib.Path, text: str, mark: str) -> int:
+    """Counts the characters of the longest row; refuses quotes that are never closed."""
+    lines = io.StringIO(text, newline="")
+    if '"' not in text:
+        return max(map(len, lines), default=0)
+    # Arrow takes the rest of a file after a quote that is never closed as one cell.
+    rows = csv.reader(lines, delimiter=mark, strict=True)
+    before = csv.field_size_limit(len(text))
+    try:
+        return max((len(row) + sum(map(len, row)) for row in rows), default=0)
+    except csv.Error as error:
+        place = files.at_line(path, rows.line_num)
+        rule = f"must close each quote before {mark!r}"
+        raise GuardedError(f"{place} {rule}: {error}", f"a file of the data {rule}") from None
+    finally:
+        csv.field_size_limit(before)
 
 
 def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
@@ -599,6 +614,8 @@ def _decoded(path: pathlib.Path, content: bytes, encoding: str) -> str:
     hint = f"; it begins like {marked}" if marked else "; others are latin-1, cp1252 and utf-16"
     try:
         text = content.decode(encoding)
+        # Some encodings, such as utf-7 and unicode_escape, write halves of characters.
+        text.encode()
     except UnicodeError as error:
         line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
         text = f"{what} must be text, got other bytes in line {line}{hint}"

@@ -599,6 +599,8 @@ class _Coder:
         if self.gaps.missing not in ("refuse", "fill") or column.name in filled:
             return
         everything = np.concatenate(self.rows)
+        if not column.is_missing[everything].any():
+            return
         others = [
             repr(name)
             for name in self.inputs
@@ -606,7 +608,7 @@ class _Coder:
             and self.table.columns[name].is_missing[everything].any()
         ]
         way = "or one in fill" if filled else "unless missing is 'drop', 'fill' or 'mean'"
-        also = f"; so must {', '.join(others)}" if others else ""
+        also = f"; so must {checks.listed(others)}" if others else ""
         column.require_present(everything, f"have a value in every row, {way}{also}")
 
     def scaled(self, column: Column) -> list[np.ndarray]:
@@ -713,7 +715,7 @@ class _Coder:
         number = {value: i for i, value in enumerate(values)}
         for row in used:
             if texts[row] not in number:
-                rule = f"be one of {', '.join(values)}, its declared categories"
+                rule = f"be one of {checks.listed(values)}, its declared categories"
                 column.refuse(int(row), rule)
         parts = [np.array([number[t] for t in texts[rows]], np.int32) for rows in self.rows]
         return values, parts

@@ -1,6 +1,5 @@
 """The simulated clock of a configuration."""
 
-import csv
 from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import Any, NamedTuple
@@ -169,10 +168,11 @@ def _availability(
 def _table(file: str) -> tuple[list[str], list[list[float]]]:
     """Reads a table of latencies: names of places in the first line and the first column."""
     files.require_file(file, "clock.latencies")
-    lines = [(n, next(csv.reader([line]))) for n, line in files.lines(files.read_text(file))]
+    numbered = files.lines(files.read_text(file))
+    lines = [(n, files.cells(line, files.at_line(file, n))) for n, line in numbered]
     checks.require(len(lines) > 1, file, "hold a line of places and one for each place", "")
-    places = [cell.strip() for cell in lines[0][1][1:]]
-    names = [cells[0].strip() for _, cells in lines[1:]]
+    places = lines[0][1][1:]
+    names = [cells[0] for _, cells in lines[1:]]
     rule = f"have a line for each place of its first line, in the same order, {places}"
     checks.require(names == places, file, rule, names)
     seconds = []
@@ -180,6 +180,6 @@ def _table(file: str) -> tuple[list[str], list[list[float]]]:
         where = files.at_line(file, number)
         rule = f"have a number for each of the {len(places)} places"
         checks.require(len(cells) == len(places), where, rule, len(cells))
-        checks.require(all(is_finite(cell.strip()) for cell in cells), where, rule, cells)
+        checks.require(all(map(is_finite, cells)), where, rule, cells)
         seconds.append([float(cell) for cell in cells])
     return places, seconds

@@ -1,6 +1,5 @@
 """Numbers by client: tables by name, files, published lists, and lists in the clients' order."""
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -132,8 +131,8 @@ def _columns(file: str) -> dict[str, _Column]:
     """Reads a file: by key, numbers by client."""
     lines = list(files.lines(files.read_text(file)))
     checks.require(len(lines) > 1, file, "hold a line of column names and one for each client", "")
-    header = [cell.strip() for cell in next(csv.reader([lines[0][1]]))]
     place = files.at_line(file, lines[0][0])
+    header = files.cells(lines[0][1], place)
     checks.require(header[0] == _NAME, place, f"begin with the column {_NAME!r}", header[0])
     rule = f"name a key besides {_NAME!r}, such as {KEYS[0]}"
     checks.require(len(header) > 1, place, rule, header)
@@ -145,7 +144,7 @@ def _columns(file: str) -> dict[str, _Column]:
     seen: set[str] = set()
     for number, line in lines[1:]:
         place = files.at_line(file, number)
-        name, *cells = [cell.strip() for cell in next(csv.reader([line]))]
+        name, *cells = files.cells(line, place)
         checks.require(name not in seen, place, "name each client once", name)
         fits = len(cells) == len(found)
         checks.require(fits, place, f"have {len(header)} cells", len(cells) + 1)

@@ -1,6 +1,5 @@
 """Settings of the points of a grid that depend on several axes, such as rates by method."""
 
-import csv
 import pathlib
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ def with_settings(grid: Sequence[Point], file: pathlib.Path) -> tuple[list[Point
         for number, line in files.lines(files.read_text(file))
         if not line.startswith("#")
     ]
-    lines = [(place, _cells(line, place)) for place, line in numbered]
+    lines = [(place, files.cells(line, place)) for place, line in numbered]
     rule = "hold a line of column names and one for each point"
     checks.require(len(lines) > 1, str(file), rule, f"{len(lines)} lines")
     place, header = lines[0]
@@ -48,8 +47,3 @@ def with_settings(grid: Sequence[Point], file: pathlib.Path) -> tuple[list[Point
         checks.require(values in settings, str(file), f"have a line for {named}", sorted(settings))
         points.append(point._replace(words=(*point.words, *settings[values])))
     return points, keys
-
-
-def _cells(line: str, place: str) -> list[str]:
-    with files.reading(place, "be a line of a CSV file", csv.Error):
-        return [cell.strip() for cell in next(csv.reader([line]))]
