@@ -237,10 +237,10 @@ def configuration() -> str:
     """The page of all keys of a configuration, and of the options of every part."""
     text = [
         "# Configuration",
-        "What `fedjax-dp run --keys` lists. A key is written as `key = value` in the table of its "
-        "section, or as `--section.key VALUE` on the command line. `fedjax-dp run --schema` prints "
-        "the keys as a JSON schema, by which editors complete them and mark mistakes: the line "
-        "`#:schema schema.json` at the top of a file names it.",
+        "This page shows what `fedjax-dp run --keys` lists. A key is written as `key = value` in "
+        "the table of its section, or as `--section.key VALUE` on the command line. "
+        "`fedjax-dp run --schema` prints the keys as a JSON schema, with which editors complete "
+        "them and mark mistakes. The line `#:schema schema.json` at the top of a file names it.",
     ]
     heads = ("key", "default", "may be", "meaning")
     for section, rows in itertools.groupby(
@@ -320,7 +320,7 @@ def citing() -> str:
     return (
         f"# Citing\n\nThis site describes version {fedjax_dp.__version__}. {cited['message']}\n\n"
         f"```bibtex\n@software{{fedjax_dp,\n{fields}}}\n```\n\n"
-        "The folder of a run has the citations of its methods in `privacy.bib`. "
+        "The folder of a run contains the citations of its methods in `privacy.bib`. "
         "Their sources are in the [bibliography](bibliography.md)."
     )
 
