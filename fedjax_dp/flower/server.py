@@ -16,7 +16,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.messages import received, tariff_of
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.engine.cohort import Cohort
+from fedjax_dp.engine.cohort import Cohort, traced, typed
 from fedjax_dp.engine.execution.compile import Simulation
 from fedjax_dp.engine.execution.round_loop import after_host_step, rounds_and_host_steps
 from fedjax_dp.engine.federation import Federation
@@ -296,8 +296,10 @@ class _Server:
         numbers = self._plan.hyper
         if hyper is not None:
             rule = "be the numbers of the plan, which nodes have agreed to"
-            mine, given = (digest_of_numbers(jax.tree.map(np.asarray, h)) for h in (numbers, hyper))
-            checks.require(np.array_equal(mine, given), "hyper", rule, "others")
+            given = jax.tree.flatten(traced(self._algorithm, typed(hyper)))
+            mine = jax.tree.flatten(numbers)
+            fits = mine[1] == given[1] and all(map(np.array_equal, mine[0], given[0]))
+            checks.require(fits, "hyper", rule, "others")
         left = []
         host_steps = self._algorithm.stages.host_steps
         for block, steps in rounds_and_host_steps(host_steps, int(state.round), num_rounds):

@@ -60,6 +60,18 @@ def test_numbers_that_change_over_rounds_are_refused():
         deployed(changing, NoNodes())
 
 
+def test_rounds_with_other_numbers_than_those_of_the_plan_are_refused():
+    simulated = deployed(
+        bound(algorithms.fedavg(make_model(), plain_trainer(make_model()))), NoNodes()
+    )
+    hyper = simulated.federation.hyper
+    # No price depends on it, and nodes would train with their own.
+    faster = hyper._replace(local=hyper.local._replace(learning_rate=7.0))
+    state = simulated.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="hyper must be the numbers of the plan"):
+        simulated.run(state, jax.random.key(0), 1, faster)
+
+
 def test_what_nodes_cannot_do_is_refused():
     stateful = CASES["scaffold"].make(make_model())
     finish = FinishForAll(lambda server, aggregate: aggregate, lambda message, own, hyper: own)
