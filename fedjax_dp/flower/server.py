@@ -296,9 +296,11 @@ class _Server:
         numbers = self._plan.hyper
         if hyper is not None:
             rule = "be the numbers of the plan, which nodes have agreed to"
-            given = jax.tree.flatten(traced(self._algorithm, typed(hyper)))
-            mine = jax.tree.flatten(numbers)
-            fits = mine[1] == given[1] and all(map(np.array_equal, mine[0], given[0]))
+            given = traced(self._algorithm, typed(hyper))
+            pairs = (jax.tree.leaves_with_path(each) for each in (numbers, given))
+            mine, others = ({jax.tree_util.keystr(p): x for p, x in each} for each in pairs)
+            fits = mine.keys() == others.keys()
+            fits = fits and all(np.array_equal(x, others[name]) for name, x in mine.items())
             checks.require(fits, "hyper", rule, "others")
         left = []
         host_steps = self._algorithm.stages.host_steps
