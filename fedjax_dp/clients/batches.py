@@ -20,7 +20,12 @@ from fedjax_dp.core.choices import choices
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Positive
 from fedjax_dp.core.trees import PyTree
-from fedjax_dp.data.augmentation import Augmentation, Transform, transformed
+from fedjax_dp.data.augmentation import (
+    Augmentation,
+    Transform,
+    require_apart,
+    transformed,
+)
 from fedjax_dp.data.sampling import Draw
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.copies import Copies
@@ -142,6 +147,7 @@ class WholeBatches(NamedTuple):
         perturb = self.perturb
         if perturb is None:
             return batch
+        require_apart(perturb, batch)
 
         def one(example, row):
             return transformed("perturb", perturb, example, fold(key, row, copy))
@@ -194,9 +200,11 @@ def is_whole(config: LocalConfig) -> Any:
 
 
 def augmented(
-    augmentation: Augmentation, batch: PyTree, rows: jax.Array, key: PRNGKey
+    augmentation: Augmentation, batch: PyTree, rows: jax.Array, key: PRNGKey, *, is_private: bool
 ) -> PyTree | Copies:
     """Replaces the records of a batch by their copies; `key` is the client's of a step."""
+    if is_private:
+        require_apart(augmentation.transform, batch)
     copies = augmentation.copies(batch, rows, key)
     if augmentation.num_copies > 1:
         return Copies(copies)

@@ -85,7 +85,8 @@ class GradientRule(NamedTuple):
         def micro_batch(params, batch, is_real, key, config, *, value=None):
             rows = jnp.arange(is_real.shape[0])
             own = fold(key, Purpose.AUGMENTATION)
-            batch = augmented(augmentation, batch, rows, own)
+            is_private = self.event is not None
+            batch = augmented(augmentation, batch, rows, own, is_private=is_private)
             return self.micro_batch(params, batch, is_real, key, config, value=value)
 
         return self._replace(micro_batch=micro_batch)

@@ -360,7 +360,10 @@ class TrainingLoop:
                 own = fold(run.keys.augmentation, step)
                 if run.is_whole is not None:
                     own = fold(own, jnp.where(run.is_whole, i % self.num_copies, 0))
-                batch = batches.augmented(self.augmentation, batch, rows, own)
+                is_private = self.rule.event is not None
+                batch = batches.augmented(
+                    self.augmentation, batch, rows, own, is_private=is_private
+                )
             return micro_batch(params, batch, real, fold(key, i), run.config)
 
         if not run.is_looped:

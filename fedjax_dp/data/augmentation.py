@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Gt, Le
 from chex import PRNGKey
 
-from fedjax_dp.core import checks
+from fedjax_dp.core import checks, jaxprs
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.keys import fold
 from fedjax_dp.core.ranges import Count, Fraction, Probability
@@ -106,6 +106,17 @@ def compose(*transforms: Transform, num_copies: Count = 1) -> Augmentation:
         return example
 
     return Augmentation(transform, num_copies)
+
+
+def require_apart(transform: Transform, batch: PyTree) -> None:
+    """Refuses a transform that gets the records of a batch `[examples, ...]` together."""
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
+    # Traced for one record: in a batch, a rule of the user's has replaced what it is for.
+    closed = jax.make_jaxpr(transform)(one, jax.random.key(0))
+    try:
+        jaxprs.require_apart(closed)
+    except ValueError as error:
+        raise ValueError(f"a transform of records: {error}") from error
 
 
 def transformed(name: str, transform: Transform, example: PyTree, key: PRNGKey) -> PyTree:

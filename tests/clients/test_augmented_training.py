@@ -111,7 +111,7 @@ def test_the_mean_over_copies_is_clipped_once(name):
 
     @jax.jit
     def summed(batch):
-        held = augmented(SHIFTED, batch, jnp.arange(6), own)
+        held = augmented(SHIFTED, batch, jnp.arange(6), own, is_private=True)
         return rule.micro_batch(params, held, jnp.asarray(real), KEY, CONFIG)
 
     out = summed(batch)
@@ -172,7 +172,11 @@ def test_every_way_to_a_sum_is_that_of_a_loop_over_copies(convolves, lower, per_
     own = jax.random.key(8)
     out = jax.jit(
         lambda b: clipped(model, per_layer=per_layer).micro_batch(
-            params, augmented(SHIFTED, b, jnp.arange(4), own), jnp.ones(4, bool), None, CONFIG
+            params,
+            augmented(SHIFTED, b, jnp.arange(4), own, is_private=False),
+            jnp.ones(4, bool),
+            None,
+            CONFIG,
         )
     )(batch)
 
@@ -320,12 +324,37 @@ def test_a_record_contributes_no_more_than_without_augmentation():
         assert any("records" in name or "float" in name for name in found)
 
 
+@jax.custom_batching.custom_vmap
+def summed(x):
+    return x
+
+
+@summed.def_vmap
+def of_all_records(size, is_batched, x):
+    return jnp.broadcast_to(jnp.sum(x, axis=0), x.shape), True
+
+
+def test_a_transform_that_gets_records_together_is_refused_under_privacy_of_records():
+    mixing = augmentation.compose(lambda example, key: {**example, "x": summed(example["x"])})
+    batch = jax.tree.map(jnp.asarray, images(4))
+
+    def sum_of(rule, batch):
+        params, is_real = flat_model().init(KEY), jnp.ones(4, bool)
+        return rule.augmented(mixing).micro_batch(params, batch, is_real, KEY, CONFIG).gradient
+
+    other = {**batch, "x": batch["x"].at[0].multiply(-9.0)}
+    moved = [np.asarray(sum_of(plain(flat_model()), b)["w"]) for b in (batch, other)]
+    assert not np.allclose(*moved)  # Allowed without a bound on one record.
+    with pytest.raises(ValueError, match="a transform of records: custom_vmap_call must not be"):
+        sum_of(clipped(flat_model()), batch)
+
+
 @telling
 def test_copies_that_are_clipped_as_records_of_their_own_are_seen():
     rule = clipped(flat_model())
 
     def micro_batch(params, batch, is_real, key, config, *, value=None):
-        held = augmented(SHIFTED, batch, jnp.arange(is_real.shape[0]), key)
+        held = augmented(SHIFTED, batch, jnp.arange(is_real.shape[0]), key, is_private=True)
         each = jnp.repeat(is_real, COPIES)
         return rule.micro_batch(params, held.flat(), each, key, config, value=value)
 
