@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shlex
 import sys
 import textwrap
 import tomllib
@@ -152,7 +153,7 @@ def command(
     files.write_text(file, text)
     if schema:
         files.write_text(file.with_name(_SCHEMA), json.dumps(json_schema(), indent=1) + "\n")
-    line = f"fedjax-dp run {file}"
+    line = f"fedjax-dp run {shlex.quote(str(file))}"
     document = {"file": str(file), "run": line, "notes": notes}
     document |= {"data": config.data.name, "unit": unit, "method": method}
 
@@ -238,7 +239,7 @@ def _as_toml(config: Config, name: str, given: Collection[str], *, has_schema: b
     about = {key: text for key, _, _, text in rows}
     head = [f"#:schema {_SCHEMA}"] if has_schema else []
     head += [
-        f"# An experiment of fedjax_dp. To run it: fedjax-dp run {name}",
+        f"# An experiment of fedjax_dp. To run it: fedjax-dp run {shlex.quote(name)}",
         "# All keys and their defaults: fedjax-dp run --keys",
     ]
     tables = tomllib.loads(config_files.to_toml(config))

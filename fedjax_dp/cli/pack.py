@@ -1,6 +1,7 @@
 """`fedjax-dp pack`: packs a run folder into one file."""
 
 import pathlib
+import shlex
 from typing import Annotated
 
 import typer
@@ -37,7 +38,7 @@ def command(
     if release and SUMMARY_FILE not in packed.files:
         out.warn(
             "this run has released neither a summary nor a model; if its noise has a secret root, "
-            f"fedjax-dp run --resume {folder} --run.release=private releases them"
+            f"fedjax-dp run --resume {shlex.quote(str(folder))} --run.release=private releases them"
         )
 
     def show(out: Output) -> None:

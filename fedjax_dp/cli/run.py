@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -151,7 +152,7 @@ def _report(out: Output, outcome: "Outcome") -> None:
 
     summary, folder = outcome.summary, shown_path(outcome.folder)
     if early := describe_early_end(outcome):
-        resumed = f"; to resume: fedjax-dp run --resume {folder}"
+        resumed = f"; to resume: fedjax-dp run --resume {shlex.quote(str(folder))}"
         out.say(early + (resumed if outcome.ended == "interrupted" else ""))
     out.say(summary_in_words(summary))
     for hint in summary.get("hints", ()):

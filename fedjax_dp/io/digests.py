@@ -3,6 +3,7 @@
 import errno
 import json
 import pathlib
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,7 +55,7 @@ STUDY_KEPT = "what was saved is kept: free some space; the same call resumes"
 
 def resumed_by(folder: pathlib.Path) -> str:
     """Says what a full disk leaves of a run, and how to resume it."""
-    command = f"fedjax-dp run --resume {folder}"
+    command = f"fedjax-dp run --resume {shlex.quote(str(folder))}"
     return f"the newest intact checkpoint is kept: free some space, then {command}"
 
 

@@ -136,6 +136,17 @@ def test_marks_of_a_release_that_was_changed_are_not_trusted(folder):
     assert packed.left_out["release"].startswith("no mark of the run")
 
 
+def test_a_release_without_a_file_of_its_statement_is_not_published(folder, tmp_path):
+    inside = folder / "release"
+    shutil.copytree(as_release(write(tmp_path / "other")), inside)
+    for name in ("environment.json", "summary.json"):
+        (inside / name).rename(tmp_path / name)
+        with pytest.raises(ValueError, match=f"files that its statement lists.*none of {name}"):
+            pack(folder, release=True)
+        (tmp_path / name).rename(inside / name)
+    assert pack(folder, release=True).files
+
+
 @slow
 def test_a_statement_that_a_resumed_run_has_outlived_is_not_published(folder, tmp_path):
     write(folder, summary=json.loads((folder / "summary.json").read_text()) | RESUMED)

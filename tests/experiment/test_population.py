@@ -258,22 +258,54 @@ def test_empty_clients_and_an_empty_test_part_are_named(built):
     ],
 )
 def test_other_data_have_the_classes_and_inputs_of_the_training(tmp_path, header, rows, message):
-    for name, text in (("old", "a,b,y\n1,2,up\n3,4,down\n"), ("new", f"{header}\n{rows}")):
-        (tmp_path / f"{name}.csv").write_text(text, encoding="utf-8")
-    words = ("--data.options.label=y", "--data.num_clients=1", "--algorithm.name=fedavg")
-    words = ("--data.name=table", *words, "--privacy.unit=none", "--data.client_test_share=0")
-    config = load_config(None, [*words, f"--data.options.path={tmp_path / 'old.csv'}"])
-    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
-    trained = population.build_population(config.data, 0)
-    run = SimpleNamespace(
-        folder=tmp_path, config=config, experiment=SimpleNamespace(population=trained)
-    )
-    words = [f"--data.options.path={tmp_path / 'new.csv'}"]
+    run = run_on(tmp_path, "a,b,y\n1,2,up\n3,4,down\n")
+    words = other(tmp_path, f"{header}\n{rows}")
     if message is None:
-        assert other_data(run, words).class_names == trained.class_names
+        assert other_data(run, words).class_names == run.experiment.population.class_names
     else:
         with pytest.raises(ValueError, match=message):
             other_data(run, words)
+
+
+def run_on(folder, text, *words):
+    """What `other_data` reads of a run on a table."""
+    (folder / "old.csv").write_text(text, encoding="utf-8")
+    words = ("--data.options.label=y", "--data.num_clients=1", "--algorithm.name=fedavg", *words)
+    words = ("--data.name=table", *words, "--privacy.unit=none", "--data.client_test_share=0")
+    config = load_config(None, [*words, f"--data.options.path={folder / 'old.csv'}"])
+    (folder / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    trained = SimpleNamespace(population=population.build_population(config.data, 0))
+    return SimpleNamespace(folder=folder, config=config, experiment=trained)
+
+
+def other(folder, text, key="path"):
+    (folder / "new.csv").write_text(text, encoding="utf-8")
+    return [f"--data.options.{key}={folder / 'new.csv'}"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "column"),
+    [
+        ("scaling=standard", "a,b,y\n7,k,up\n9,l,down\n", "a"),
+        ("missing=mean", "a,b,y\n7,k,up\n,l,down\n", "a"),
+        ("coding=integer", "a,b,y\n1,k,up\n3,m,down\n", "b"),
+    ],
+)
+def test_other_data_are_encoded_by_the_figures_of_the_training(tmp_path, given, text, column):
+    run = run_on(tmp_path, "a,b,y\n1,k,up\n3,l,down\n", f"--data.options.{given}")
+    with pytest.raises(ValueError, match=rf"columns must be encoded .*, got \['{column}'\]$"):
+        other_data(run, other(tmp_path, text))
+    found = other_data(run, other(tmp_path, "a,b,y\n2,l,up\n", "test_path"))
+    assert found is not None and found.test.num_examples == 1
+
+
+def test_other_data_are_scaled_as_those_of_the_training(tmp_path):
+    ranges = [f"--data.options.{x}" for x in ("scaling=range", "ranges={a=[0, 5], b=[0, 5]}")]
+    run = run_on(tmp_path, "a,b,y\n1,2,up\n3,4,down\n", *ranges)
+    with pytest.raises(ValueError, match=r"columns must be encoded .*, got \['a'\]"):
+        other_data(run, ["--data.options.ranges={a=[0, 9], b=[0, 5]}"])
+    with pytest.raises(ValueError, match=r"data\.input_norm must be that of the training, None"):
+        other_data(run, ["--data.input_norm=1"])
 
 
 def of_sites(monkeypatch, test_sites, **section):

@@ -22,6 +22,7 @@ from fedjax_dp.experiment.components.partitions import Facts, Partition, Spread
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.reading import validate as validation
 from fedjax_dp.experiment.running import results
+from fedjax_dp.experiment.running.described import public_tables
 from fedjax_dp.experiment.running.environment import environment
 from fedjax_dp.experiment.running.release import (
     marks_of,
@@ -97,6 +98,25 @@ def test_no_file_marked_as_public_or_covered_holds_the_root_of_the_noise(tmp_pat
     # Also where the files are yet to be written.
     (tmp_path / "empty").mkdir()
     assert is_secret or marks_of(tmp_path / "empty", is_secret=False)["privacy.md"] == "secret"
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"),
+    [
+        ("https://me:word@tracks.example", "https"),
+        ("https://me:word@tracks.example/team/runs?key=word", "runs"),
+        ("/home/me/data.csv", "data.csv"),
+        ("plain", "plain"),
+    ],
+)
+def test_public_tables_have_neither_folders_nor_servers(place, kept):
+    given = {"run": {"callbacks": {"mlflow": {"tracking_uri": place}}}}
+    assert public_tables(given) == {"run": {"callbacks": {"mlflow": {"tracking_uri": kept}}}}
+
+
+def test_the_environment_of_a_run_names_no_folder(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_cuda_data_dir=/home/me/cuda --xla_dump_to=/home/me")
+    assert environment()["compiler"]["XLA_FLAGS"] == ["--xla_gpu_cuda_data_dir=cuda"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,10 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_places(each) for each in value]
     if isinstance(value, str):
+        scheme, is_address, rest = value.partition("://")
+        if is_address:
+            # Servers may be named with a password, also after a question mark.
+            value = rest.partition("/")[2].partition("?")[0] or scheme
         parts = [part for part in value.replace("\\", "/").split("/") if part]
         return parts[-1] if parts and parts[-1] != value else value
     return value

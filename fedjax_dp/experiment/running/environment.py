@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import platform
+import re
 import sys
 from typing import Any
 
@@ -26,7 +27,10 @@ _PROGRAM = "-cache"
 
 
 def environment() -> dict[str, Any]:
-    """Describes libraries, system, processor, cores, JAX devices, and what decides bits."""
+    """Describes libraries, system, processor, cores, JAX devices, and what decides bits.
+
+    It may be published, and names no folder.
+    """
     devices = jax.devices()
     flags = {name: os.environ.get(name, "").split() for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
     return {
@@ -42,7 +46,10 @@ def environment() -> dict[str, Any]:
         "compiler": {
             _PRECISION: getattr(jax.config, _PRECISION, None),
             # But those that write files.
-            **{name: sorted(f for f in each if "dump" not in f) for name, each in flags.items()},
+            **{
+                name: sorted(re.sub(r"=.*[/\\]", "=", f) for f in each if "dump" not in f)
+                for name, each in flags.items()
+            },
         },
     }
 

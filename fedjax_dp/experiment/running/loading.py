@@ -2,7 +2,7 @@
 
 import pathlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,9 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.core import checks, files, masks
+from fedjax_dp.core.files import entry_of
 from fedjax_dp.core.trees import PyTree
+from fedjax_dp.data.datasets.base import Encoding
 from fedjax_dp.data.federated import FederatedData, flat, nested
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
 from fedjax_dp.engine.client_store import stored_in
@@ -199,8 +201,36 @@ def other_data(
         for each in (trained, population)
     )
     checks.require(ours == theirs, "the examples", f"have the shapes {ours}", theirs)
+    scales, others = (_scales(each.encoding) for each in (trained, population))
+    other_scales = [name for name in scales.keys() & others.keys() if scales[name] != others[name]]
+    rule = "be encoded by the figures and categories of the training; give new rows by "
+    rule += "data.options.test_path, and leave training part and coding as they were"
+    checks.require(not other_scales, "columns", rule, sorted(other_scales))
+    before = run.config.data
+    rule = f"be that of the training, {before.input_norm}"
+    is_same = config.data.input_norm == before.input_norm
+    checks.require(is_same, "data.input_norm", rule, config.data.input_norm)
+    scalings = [each.options.get("scaling") for each in (before, config.data)]
+    is_same = before.name != config.data.name or scalings[0] == scalings[1]
+    rule = f"be that of the training, {scalings[0]}"
+    checks.require(is_same, "data.options.scaling", rule, scalings[1])
     require_vocabulary(config.model, population)
     return population
+
+
+def _scales(encoding: Encoding | None) -> dict[str, dict[str, Any]]:
+    """Returns by column what its cells are encoded by, but for fills and formats that are given."""
+    if encoding is None:
+        return {}
+
+    def is_scale(column: Mapping[str, Any], fact: str) -> bool:
+        return fact in ("range", "mean", "deviation", "categories", *column.get("exact", ()))
+
+    return {
+        each["name"]: {fact: value for fact, value in each.items() if is_scale(each, fact)}
+        | {"since": entry_of(each, "dates", "since")}
+        for each in (*encoding.columns, *encoding.labels)
+    }
 
 
 def evaluate_run(

@@ -112,7 +112,8 @@ def _publishable(
     """Returns the folder of what may be published, the names in it, and why others stay out."""
     left_out: dict[str, str] = {}
     source, at, marks = folder, "", dict[str, str](publishable_files(folder))
-    if not marks:
+    is_release = bool(marks)
+    if not is_release:
         tables = files.parse_toml(read_sealed(folder, CONFIG_FILE), folder / CONFIG_FILE)
         marks |= marks_now(folder, tables)
         marks.pop(RELEASE_FOLDER, None)
@@ -120,10 +121,15 @@ def _publishable(
             others = [name for name in _names(folder) if name != RELEASE_FOLDER]
             left_out = {name: _why(marks.get(name), _IN_RELEASE) for name in others}
             source, at, marks = folder / RELEASE_FOLDER, f"{RELEASE_FOLDER}/", released
+            is_release = True
         else:
             rows = read_metrics(folder, lambda text: None)
             rule = "be a run that has ended since it was started or resumed, to be published"
             checks.require(bool(ended_summary(folder, rows)), "folder", rule, str(folder))
+    # Without its digests a release may have been changed.
+    lacking = sorted(set(marks) - set(_names(source))) if is_release else []
+    rule = "have the files that its statement lists, to be published"
+    checks.require(not lacking, str(source), rule, f"none of {', '.join(lacking)}")
     kept = {name for name in _names(source) if marks.get(name) in MAY_BE_PUBLISHED}
     others = [name for name in _names(source) if name not in kept]
     left_out |= {at + name: _why(marks.get(name), _UNMARKED) for name in others}

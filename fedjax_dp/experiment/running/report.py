@@ -1,6 +1,7 @@
 """Writes the report of a run folder, also while the run is under way."""
 
 import pathlib
+import shlex
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -160,7 +161,7 @@ def _state(
     at = f"round {done} of {planned}"
     if is_running:
         return "running", f"Under way: {at}."
-    command = f"fedjax-dp run --resume {folder}"
+    command = f"fedjax-dp run --resume {shlex.quote(str(folder))}"
     if is_deployed(folder):
         command = f"flwr run with the output {folder}"
     sentences = {
