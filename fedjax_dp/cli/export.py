@@ -12,6 +12,7 @@ from fedjax_dp.core.packages import needed_for
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.described import about_model
 from fedjax_dp.experiment.running.loading import load_run
+from fedjax_dp.io.digests import reporting_full_disk
 from fedjax_dp.io.params import FORMATS, form_of, write_params
 
 app = application("Export: a run's parameters, or the Flower app of an experiment.")
@@ -44,7 +45,8 @@ def params(
     out.note("reading the run")
     run = load_run(folder, out.warn)
     params = run.params if client is None else run.params_of(client)
-    write_params(output, run.model.full_params(params), form, about_model(run.experiment))
+    with reporting_full_disk("no parameters were written: free some space"):
+        write_params(output, run.model.full_params(params), form, about_model(run.experiment))
     document = {"file": str(output), "format": form, "client": client}
     return Answer(document, lambda out: out.say(f"wrote {output}"), str(output))
 

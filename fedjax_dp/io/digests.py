@@ -40,8 +40,8 @@ def reporting_full_disk(
     """Turns errors of a full disk into DiskFull, with what is kept and what to do."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        # Orbax raises a ValueError for it.
+    except Exception as error:
+        # Orbax raises a ValueError for it, and safetensors an error of its own.
         text, number = str(error), getattr(error, "errno", None)
         is_full = number in _FULL or "No space left on device" in text
         if text.startswith(_BEGINNING) or not (is_full or isinstance(error, DiskFull)):

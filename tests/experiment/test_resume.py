@@ -31,6 +31,7 @@ from run_folders import (
     run_until_death,
     saved_arrays,
 )
+from safetensors import SafetensorError
 
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly import assemble
@@ -520,10 +521,16 @@ def test_a_full_disk_is_named_and_loses_nothing(
     assert_goes_on_as(folder, uninterrupted)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_limit_of_space_of_any_kind_is_named(tmp_path, number):
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OSError(n, os.strerror(n)) for n in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+        SafetensorError("Error while serializing: I/O error: No space left on device"),
+    ],
+)
+def test_a_limit_of_space_of_any_kind_is_named(error):
     with pytest.raises(DiskFull, match="the disk is full"), reporting_full_disk():
-        raise OSError(number, os.strerror(number))
+        raise error
 
 
 def test_a_full_disk_is_named_before_a_run_has_begun(tmp_path, monkeypatch):
