@@ -1,13 +1,19 @@
 """The mean accuracy of the clients with noise: a metric that a private run may follow."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dp_accounting as dpa
+import jax
 import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
+from fedjax_dp.core import jaxprs
+from fedjax_dp.core.trees import PyTree
+from fedjax_dp.models.base import Model
+from fedjax_dp.models.losses import Batch
 from fedjax_dp.privacy import mechanisms
 from fedjax_dp.privacy.events import DpEvent
 from fedjax_dp.privacy.mechanisms import Mechanism
@@ -19,13 +25,39 @@ METRIC = "noised_client_accuracy"
 _BITS, _FINEST = 12, -20
 
 
+def by_rows(model: Model) -> Model:
+    """Returns a model that evaluates each row by itself, so that no row changes that of another."""
+    correct_fn = model.correct_fn
+    assert correct_fn is not None
+
+    def apply(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+        return _row_by_row(lambda row: model.apply(params, row)[0], x), params
+
+    def correct(outputs: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return _row_by_row(lambda row: correct_fn(*row), (outputs, batch))
+
+    return model._replace(apply=apply, correct_fn=correct)
+
+
+def _row_by_row(function: Callable[[PyTree], Any], rows: PyTree) -> Any:
+    """Applies a function of a batch to batches of one row each."""
+
+    def one(row: PyTree) -> Any:
+        found = function(jax.tree.map(lambda a: a[None], row))
+        return jax.tree.map(lambda a: a[0], found)
+
+    jaxprs.require_apart(jax.make_jaxpr(one)(jax.tree.map(lambda a: a[0], rows)))
+    return jax.vmap(one)(rows)
+
+
 class NoisedAccuracy(NamedTuple):
     """The release of a noised mean of accuracies, after every so many rounds.
 
     Guarantee: the unit of privacy is one client; all clients take part in each release, which costs
     one Gaussian event without amplification. One client adds a number in [0, 1] to the sum,
     whatever its accuracy is said to be; the divisor is the public number of clients. It rests on
-    accuracies each of which depends on the model and on the data of that client alone.
+    accuracies each of which depends on the model and on the data of that client alone, as those of
+    models by rows do.
 
     Attributes:
       noise_multiplier: standard deviation of the noise of the sum, above 0.

@@ -7,19 +7,23 @@ import jax
 import numpy as np
 import pytest
 from dp_accounting import rdp
-from marks import telling
+from marks import slow, telling
 from run_folders import SMALL, die_and_resume, execute, metrics, read_json
 from scipy import stats
 
 import fedjax_dp as fdp
-from fedjax_dp.evaluation.noised import METRIC, NoisedAccuracy
+from fedjax_dp.data import FederatedData
+from fedjax_dp.evaluation.evaluate import shared_evaluator
+from fedjax_dp.evaluation.noised import METRIC, NoisedAccuracy, by_rows
 from fedjax_dp.experiment import load_config, load_run
+from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.components.callbacks import early_stopping
 from fedjax_dp.experiment.components.mechanism import Setting, client_aggregator
 from fedjax_dp.experiment.components.noised import check_evaluated
 from fedjax_dp.experiment.reading.validate import validate
 from fedjax_dp.experiment.schema.config import GaussianLevel
 from fedjax_dp.flower.export import require_server
+from fedjax_dp.models import registry as models
 from fedjax_dp.privacy.accounting.renyi import orders_of
 
 NOISE = "--evaluation.noise_multiplier=2"
@@ -145,6 +149,50 @@ def test_refusals_of_models_deployments_and_selections():
         check_evaluated(config, SimpleNamespace(**vars(model) | {"buffer_keys": ()}), evaluator)
     with pytest.raises(ValueError, match=r"noise_multiplier must be none in a deployment, got 2"):
         require_server(config, "parity")
+
+
+# It mixes rows, and says nothing of it.
+MIXING = """
+from fedjax_dp.models import Model, logistic_regression
+
+def net(example_x, num_classes):
+    plain = logistic_regression(example_x, num_classes)
+    def apply(params, x):
+        return plain.apply(params, x - x.mean(axis=0))[0]
+    return Model.from_functions(plain.init, apply, loss="softmax_cross_entropy")
+"""
+
+
+def test_no_row_changes_the_accuracy_of_another(tmp_path):
+    (tmp_path / "net.py").write_text(MIXING, encoding="utf-8")
+    model = models.build(f"{tmp_path / 'net.py'}:net", {"x": jax.ShapeDtypeStruct((4,), float)}, 3)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda p: rng.normal(size=p.shape), model.init(jax.random.key(0)))
+
+    def accuracies(model, shift):
+        x = np.random.default_rng(1).normal(size=(60, 4)).astype(np.float32)
+        x[40:] += shift
+        data = FederatedData({"x": x, "y": np.arange(60, dtype=np.int32) % 3}, [0, 20, 40, 60])
+        return shared_evaluator(model, data)(params).client_accuracy[:2].tolist()
+
+    assert accuracies(model, 0.0) != accuracies(model, 50.0)
+    apart = by_rows(model)
+    assert accuracies(apart, 0.0) == accuracies(apart, 50.0)
+    usual = models.build("logistic_regression", {"x": jax.ShapeDtypeStruct((4,), float)}, 3)
+    assert accuracies(by_rows(usual), 1.0) == accuracies(usual, 1.0)
+
+
+@slow
+def test_a_run_releases_accuracies_of_rows_by_themselves(tmp_path):
+    (tmp_path / "net.py").write_text(MIXING, encoding="utf-8")
+    words = (*SMALL, *CLIENT, NOISE, f"--model.name={tmp_path / 'net.py'}:net")
+    made = assemble(load_config(None, words))
+    state = made.simulation.init(jax.random.key(3))
+    found = made.evaluator.clients(state).client_accuracy
+    params, data = made.simulation.federation.shared(state), made.population.client_test
+    wanted = shared_evaluator(by_rows(made.model), data)(params).client_accuracy
+    assert found.tolist() == wanted.tolist()
+    assert found.tolist() != shared_evaluator(made.model, data)(params).client_accuracy.tolist()
 
 
 def test_callbacks_by_released_metrics_are_private():

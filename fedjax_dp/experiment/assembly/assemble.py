@@ -16,6 +16,7 @@ from fedjax_dp.engine.federation import Federation, federation
 from fedjax_dp.engine.layout import ExecutionConfig, Tuned
 from fedjax_dp.engine.model_axis import ModelAxis
 from fedjax_dp.evaluation.metrics import AnyMetric, metrics_of, require_fits
+from fedjax_dp.evaluation.noised import by_rows
 from fedjax_dp.experiment.assembly.build import (
     build_algorithm,
     build_model,
@@ -277,9 +278,11 @@ def _evaluator(compiled: Simulation, parts: Parts) -> Evaluator:
     has_model = has_server_model or population.unseen is None
     held_out = config.data.unseen_clients or config.data.unseen_client_share
     checks.require(has_model, key_of(config.data), rule, held_out)
+    is_noised = section.noise_multiplier is not None and parts.model.correct_fn is not None
     made = evaluator(
         compiled,
-        parts.model,
+        # What is released must hold for a model that mixes rows and does not say so.
+        by_rows(parts.model) if is_noised else parts.model,
         population.train,
         whole=population.test,
         clients=population.client_test,
