@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from chex import PRNGKey
 
-from fedjax_dp.core import jaxprs
+from fedjax_dp.core import checks, jaxprs
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.losses import Batch
@@ -30,7 +30,9 @@ def by_rows(model: Model) -> Model:
     correct_fn = model.correct_fn
     assert correct_fn is not None
 
-    def apply(params: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+    def apply(params: PyTree, x: PyTree, **arguments: Any) -> tuple[PyTree, PyTree]:
+        rule = "be left out: rows are evaluated one by one"
+        checks.require(not arguments, "arguments of apply", rule, sorted(arguments))
         return _row_by_row(lambda row: model.apply(params, row)[0], x), params
 
     def correct(outputs: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
