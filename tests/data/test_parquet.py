@@ -216,6 +216,9 @@ def test_a_data_set_of_parquet_files_is_written_once_and_stays_on_disk(
         datasets.load("parquet", tmp_path, **options)
     with pytest.raises(ValueError, match="num_classes must be 0"):
         datasets.load("parquet", tmp_path, task="regression", num_classes=5, **options)
+    for changed in ({"x": ["pixels", "label"]}, {"weight": "user"}):
+        with pytest.raises(ValueError, match="weight and client must be different columns"):
+            datasets.load("parquet", tmp_path, num_classes=5, **options | changed)
 
 
 def test_tables_that_stream_from_functions_are_read(tmp_path):

@@ -80,6 +80,10 @@ IFCA = ("--privacy.unit=none", "--algorithm.name=ifca")
         (["--model.pretrained=nowhere.npz"], "model.pretrained must be a file.*no such file"),
         (["--execution.compilation_cache=/dev/null/x"], "compilation_cache must be a path that"),
         (["--data.client_numbers=nowhere.csv"], "data.client_numbers must be a file that can be"),
+        (
+            ["--run.metrics=[f1]"],
+            "run.metrics must be .*got '[f1]'; strings in it are written in q",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1][:40],
 )

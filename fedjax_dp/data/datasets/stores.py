@@ -337,6 +337,9 @@ def load_parquet(
     schema = tables.schema_of(train_paths[0])
     for name in (*x, *filter(None, (y, weight))):
         disclosure.require_column("x, y and weight", name, str(train_paths[0]), schema.names)
+    used = [*x, *filter(None, (y, weight, client))]
+    twice = sorted({name for name in used if used.count(name) > 1})
+    checks.require(not twice, "x, y, weight and client", "be different columns", twice)
     readers: dict[str, Reader] = {}
     columns: dict[str, Any] = {"x": list(x)}
     if weight is not None:

@@ -108,7 +108,10 @@ def mistake(key: str, kind: Any, value: Any) -> ConfigError:
     """Makes the error for a value that does not fit its annotation."""
     value = _plain(value)
     text = str(argument_checks.refusal(key, rule_of(kind), value))
-    return refused(key, text + moved(key, value))
+    # Text of a command line that TOML does not read, such as [age, sex].
+    is_list = isinstance(value, str) and value[:1] in ("[", "{")
+    hint = "; strings in it are written in quotes, as in TOML" if is_list else ""
+    return refused(key, text + moved(key, value) + hint)
 
 
 def in_python(kind: Any, value: Any) -> Any:
