@@ -329,6 +329,7 @@ def test_natural_clients_are_tested_on_their_own_test_data(monkeypatch, section)
     values = [made.client_test.client(i)["x"].ravel().tolist() for i in range(3)]
     assert values == [[102], [], [100, 103]]
     assert made.test.num_examples == 5, "of all, with clients that do not train"
+    assert made.is_test_of_clients
     (note,) = made.notes
     assert note == "1 of 3 clients have no test examples, and no test accuracy of their own: b"
     # The folder of the run says so, and a resumed run has the same data.
@@ -353,6 +354,9 @@ def test_other_clients_hold_out_a_share(monkeypatch, test_sites, section):
     assert made.client_test.sizes.tolist() == [2, 2, 2]
     assert made.client_test.examples["x"].max() < 100
     assert "client_test_share" not in made.chosen
+    assert made.is_test_of_clients == (
+        test_sites == ["a", "b", "c"] and "num_clients" not in section
+    )
 
 
 def test_fewer_examples_are_drawn_from_all_and_the_test_part_stays_whole(monkeypatch):

@@ -142,6 +142,9 @@ def test_models_without_a_common_test_set_have_no_score():
     exact = experiment.population._replace(exact_statistics=("means of columns",))
     with pytest.raises(ValueError, match="no ε covers means of columns"):
         _require_selectable(experiment._replace(population=exact))
+    of_clients = experiment.population._replace(is_test_of_clients=True)
+    with pytest.raises(ValueError, match="must protect records alone where"):
+        _require_selectable(experiment._replace(population=of_clients))
 
 
 @telling

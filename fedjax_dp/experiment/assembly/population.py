@@ -88,6 +88,7 @@ def population_from(
     share = 0.0
     clusters: np.ndarray | None = None
     names: tuple[str, ...] = ()
+    is_of_clients = False
     if not has_names:
         apart = unseen_of(section, list(map(str, range(num_made))), seed)
         if len(apart):
@@ -104,6 +105,7 @@ def population_from(
         if has_names:
             ids = np.unique(np.asarray(data.train_clients)).tolist()
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
+            is_of_clients = bool(np.isin(data.test_clients, ids).any())
             if not (is_unlabelled or is_asked):
                 own_test = _own_test(data, ids, names)
         share = section.client_test_share if own_test is None else 0.0
@@ -140,6 +142,7 @@ def population_from(
         clusters=clusters,
         unseen=unseen,
         encoding=data.encoding,
+        is_test_of_clients=is_of_clients,
     )
 
 

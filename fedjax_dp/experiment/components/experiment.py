@@ -46,6 +46,7 @@ class Population(NamedTuple):
       clusters: the hidden cluster of each client, `[clients]`, or None.
       unseen: all examples of the clients that never take part, or None; no other part has them.
       encoding: how the cells of a table became inputs and labels, or None.
+      is_test_of_clients: whether the test part has rows of the clients in `train`.
     """
 
     train: FederatedData
@@ -65,6 +66,7 @@ class Population(NamedTuple):
     clusters: np.ndarray | None = None
     unseen: FederatedData | None = None
     encoding: Encoding | None = None
+    is_test_of_clients: bool = False
 
     def statistics(self) -> statistics.PartitionStatistics:
         """Describes how examples are spread over clients."""

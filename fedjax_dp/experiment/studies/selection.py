@@ -143,6 +143,9 @@ def _require_selectable(experiment: Experiment) -> None:
     of_all = experiment.evaluator.whole is not None and not experiment.evaluator.is_personal
     rule = "score a shared model on the data set's own test part, which clients do not hold"
     checks.require(of_all, name, rule, experiment.config.data.name)
+    rule = "protect records alone where the test part has rows of clients: its score is exact"
+    is_public = not (experiment.population.is_test_of_clients and "client" in units)
+    checks.require(is_public, name, rule, units)
     accountant = experiment.config.privacy.accountant
     rule = "be an accountant by Rényi curves, which alone can analyse it"
     checks.require(accountant != "pld", "privacy.accountant", rule, accountant)
