@@ -47,6 +47,7 @@ from fedjax_dp.flower.grid import GridNodes, registered
 from fedjax_dp.flower.ledger import Budget
 from fedjax_dp.flower.log import LoggedProgress, close
 from fedjax_dp.flower.node import client_app
+from fedjax_dp.flower.plan import SECTION, SOURCE
 from fedjax_dp.flower.request import require_timeout
 from fedjax_dp.flower.server import deployed
 from fedjax_dp.flower.terms import Keys, Node, Terms, clients_of, require_node_config, script_of
@@ -412,10 +413,10 @@ def described_by(config: Config, model: Model | None = None) -> dict[str, str]:
     sections = {name: getattr(config, name).model_dump(mode="json") for name in _ALIKE}
     return {
         **{
-            f"section {name}": json.dumps(section, sort_keys=True)
+            f"{SECTION}{name}": json.dumps(section, sort_keys=True)
             for name, section in {**sections, "data": data}.items()
         },
-        **{f"source of {name}": digest_of_source(name) for name in own_parts(config)},
+        **{f"{SOURCE}{name}": digest_of_source(name) for name in own_parts(config)},
         **({"SHA-256 of frozen parameters": base} if base else {}),
     }
 

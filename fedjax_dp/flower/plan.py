@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Averaged, FederatedAlgorithm, Hyper, one_stage
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.core.jaxprs import ClosedJaxpr
 from fedjax_dp.core.marks import mark, marks_reaching
 from fedjax_dp.core.messages import received
@@ -25,6 +26,8 @@ from fedjax_dp.privacy.mechanisms.gamma_shares import GammaSharesDpEvent
 from fedjax_dp.server.base import Roster
 from fedjax_dp.server.secure.aggregator import Masks, masks_of
 
+# Beginnings of names of what a configuration adds to a plan.
+SECTION, SOURCE = "section ", "source of "
 # Libraries whose versions change the bits of a round.
 _VERSIONS = ("fedjax-dp", "jax", "jaxlib", "optax", "flax")
 # In the text of a traced function: addresses of objects, and numbers that are not whole.
@@ -161,10 +164,32 @@ def described_in(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:
-    """Requires the other side's plan to be described alike; names the first part that differs."""
+    """Requires the other side's plan to be described alike; names the first part that differs.
+
+    Sections of a node's own file may name its clients, and imported files its folders: the server
+    reads which keys differ.
+    """
     for name in sorted({*own, *others}):
         mine, theirs = own.get(name, ""), others.get(name, "")
-        checks.require(mine == theirs, f"{name} of the server", f"be {mine!r} as here", theirs)
+        text = f"{name} of the server must be {mine!r} as here, got {checks.shown(theirs)}"
+        public = text
+        if name.startswith(SECTION):
+            public = f"{name} of the server must be as here, in {', '.join(_unlike(mine, theirs))}"
+        elif name.startswith(SOURCE):
+            public = "files of imported parts must be the same on the server"
+        if mine != theirs:
+            raise GuardedError(text, public)
+
+
+def _unlike(mine: str, theirs: str) -> list[str]:
+    """Lists the keys of a node's section that differ; all of them where the other is none."""
+    try:
+        given = json.loads(theirs)
+    except ValueError:
+        given = None
+    own = json.loads(mine) if mine else {}
+    there = given if isinstance(given, dict) else {}
+    return [key for key in own if key not in there or own[key] != there[key]]
 
 
 def require_own_scale(algorithm: FederatedAlgorithm, keys: str) -> None:

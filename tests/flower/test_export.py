@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from marks import telling
 
+from fedjax_dp.core.disclosure import GuardedError
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.reading.config_files import to_toml
 from fedjax_dp.flower import write_app
@@ -272,6 +273,17 @@ def test_a_node_requires_the_budget_and_the_sections_of_its_configuration():
         name = words[0].removeprefix("--").partition(".")[0]
         with pytest.raises(ValueError, match=f"section {name} of the server must be"):
             require_same(own.described, of(*words).described)
+    # A server reads neither the names of a node's clients nor its folders.
+    named = of("--data.unseen_clients", "['ann']").described
+    held = {**own.described, "source of /home/ann/net.py:net": "ab"}
+    damaged = {**named, "section data": "[1"}
+    for mine, theirs in ((named, own.described), (named, damaged), (held, own.described)):
+        with pytest.raises(GuardedError, match="ann") as refused:
+            require_same(mine, theirs)
+        assert "ann" not in refused.value.public and "server" in refused.value.public
+    with pytest.raises(GuardedError) as refused:
+        require_same(named, own.described)
+    assert refused.value.public == "section data of the server must be as here, in unseen_clients"
 
 
 def test_a_node_requires_the_files_of_parts_that_are_not_of_the_package(tmp_path, monkeypatch):
