@@ -105,7 +105,8 @@ def population_from(
         if has_names:
             ids = np.unique(np.asarray(data.train_clients)).tolist()
             names = tuple(data.client_names[i] if data.client_names else str(i) for i in ids)
-            is_of_clients = bool(np.isin(data.test_clients, ids).any())
+            tests = data.test_clients
+            is_of_clients = tests is not None and bool(np.isin(tests, ids).any())
             if not (is_unlabelled or is_asked):
                 own_test = _own_test(data, ids, names)
         share = section.client_test_share if own_test is None else 0.0
