@@ -20,6 +20,7 @@ _OFF = {
     "jax_enable_x64": "as within `with jax.enable_x64(False):`: rounds are of 32 bits",
     "jax_check_tracer_leaks": "since caches of JAX hold what it takes for leaks",
     "jax_no_tracing": "since rounds are traced",
+    "jax_disable_jit": "since rounds are compiled; a debugger may step through `Federation.step`",
 }
 _GUARD = "jax_transfer_guard_host_to_device"
 

@@ -112,7 +112,8 @@ def _replaced(section: Any, key: str, value: Any) -> Any:
 
 
 def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    unknown = [name for name in table if name not in set(names)]
+    known = set(names)
+    unknown = [name for name in table if name not in known]
     if unknown:
         hint = checks.nearest(unknown[0], list(names))
         place, rule = key, "name clients of the data"
