@@ -299,6 +299,16 @@ def test_other_data_are_encoded_by_the_figures_of_the_training(tmp_path, given, 
     assert found is not None and found.test.num_examples == 1
 
 
+def test_inputs_of_other_data_are_not_all_named(tmp_path):
+    names = [f"column{i}" for i in range(500)]
+    lines = [",".join([*names, "y"]), *(",".join(["1"] * 500 + [y]) for y in ("up", "down"))]
+    run = run_on(tmp_path, "\n".join(lines))
+    turned = "\n".join([",".join([*names[::-1], "y"]), *lines[1:]])
+    with pytest.raises(ValueError, match="inputs must be those of the training") as error:
+        other_data(run, other(tmp_path, turned))
+    assert len(str(error.value)) < 1500
+
+
 def test_other_data_are_scaled_as_those_of_the_training(tmp_path):
     ranges = [f"--data.options.{x}" for x in ("scaling=range", "ranges={a=[0, 5], b=[0, 5]}")]
     run = run_on(tmp_path, "a,b,y\n1,2,up\n3,4,down\n", *ranges)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_dp.core import disclosure, files
+from fedjax_dp.core import checks, disclosure, files
 from fedjax_dp.core.disclosure import GuardedError, require_of_file
 from fedjax_dp.core.packages import needed_for
 from fedjax_dp.core.ranges import LARGEST, SMALLEST, fits_float32
@@ -461,10 +461,10 @@ class Table:
             present = part.column_names
             twice = sorted(n for n, count in collections.Counter(present).items() if count > 1)
             require_of_file(not twice, path, "name every column once", twice)
-            needed, rule = set(names), f"have the columns of {paths[0]}, {names}"
+            needed, rule = set(names), f"have the columns of {paths[0]}, {checks.shown(names)}"
             if i >= len(paths) and set(inputs_of(names)) < needed:
                 needed = set(inputs_of(names))
-                inputs = [name for name in names if name in needed]
+                inputs = checks.shown([name for name in names if name in needed])
                 rule = f"have the input columns of {paths[0]}, {inputs}, and no unknown ones"
             fits, public = needed <= set(present) <= set(names), "have the columns of the others"
             require_of_file(fits, path, rule, present, public=public)

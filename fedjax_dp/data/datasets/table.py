@@ -676,7 +676,9 @@ class _Coder:
             fill = self._name(self.gaps.fill[column.name])
             if column.name in self.column_coding.categories:
                 declared = [self._name(each) for each in self.column_coding.categories[column.name]]
-                rule = f"be one of the categories that are declared for it, {', '.join(declared)}"
+                rule = (
+                    f"be one of the categories that are declared for it, {checks.listed(declared)}"
+                )
                 checks.require(fill in declared, f"fill.{column.name}", rule, fill)
             texts = np.where(column.is_missing, fill, texts)
             self.note(column, fill=fill)

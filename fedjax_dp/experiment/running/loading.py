@@ -194,8 +194,8 @@ def other_data(
     for what, field in (("the classes", "class_names"), ("the inputs", "feature_names")):
         mine, other = getattr(trained, field), getattr(population, field)
         new = [name for name in other if name not in mine]
-        rule = f"be those of the training, {mine}"
-        checks.require(mine == other, what, rule, f"also {', '.join(new)}" if new else other)
+        rule = f"be those of the training, {checks.shown(mine)}"
+        checks.require(mine == other, what, rule, f"also {checks.listed(new)}" if new else other)
     ours, theirs = (
         {name: list(array.shape[1:]) for name, array in each.train.examples.items()}
         for each in (trained, population)
