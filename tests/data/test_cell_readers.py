@@ -86,7 +86,7 @@ def test_sizes_and_colours_are_converted_where_an_option_says_so(tmp_path):
         ),
         ({"image_fit": "crop"}, "image_size must be given, since image_fit is 'crop', got None"),
         ({"image_size": [5]}, "image_size must be a height and a width"),
-        ({"x": ["label"]}, "text must be given, as x is a column of text"),
+        ({"x": ["label"], "y": "image"}, "text must be given, as x is a column of text"),
     ):
         with pytest.raises(ValueError, match=message):
             load(path, tmp_path, **{"x": ["image"], "y": "label", **options})

@@ -231,7 +231,8 @@ def test_the_page_on_privacy_prints_what_such_a_round_costs():
     page = " ".join(file.read_text("utf-8").split())
     once = (1,) * NUM_CLIENTS
     stated, truth = record_epsilon(once), record_epsilon(once, noises=(0.01,) * NUM_CLIENTS)
-    assert f"is {max(stated):.2f} at these, and {max(truth):,.2f} if the round ran at 0.01" in page
+    assert f"was {max(stated):.2f} in one round. If the round ran at 0.01, it was " in page
+    assert f" it was {max(truth):,.2f}." in page
     sim, quiet, record = simulated("record")
     account = PrivacyAccounting(sim)
     account.charge(record, quiet)
