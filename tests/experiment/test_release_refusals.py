@@ -145,6 +145,10 @@ def test_a_run_that_can_state_nothing_of_shared_records_releases_nothing():
     require_publishable(experiment, {})
     pooled = built(*RELEASED, "--algorithm.name=centralized")
     require_publishable(pooled, {})
+    # Records that were gathered are not protected from those who gathered them.
+    facts = results.facts_of(pooled, pooled.simulation.hyper, [])["record"]
+    assert statement(charged(pooled).ledgers["record"], 1e-5, **facts)["trusted"] == "pool"
+    assert "trust" not in results.facts_of(experiment, experiment.simulation.hyper, [])["record"]
     message = r"run\.release must be left out: no ε can be stated for 7 records.*several clients"
     with pytest.raises(ValueError, match=message):
         require_publishable(with_population(pooled, sharing=Sharing(7, 2)), {})

@@ -15,6 +15,7 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
+from fedjax_dp.algorithms.registry import ALGORITHMS
 from fedjax_dp.core.files import write_text
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.core.packages import PACKAGE, MissingPackageError, libraries, needed_for
@@ -448,6 +449,8 @@ def facts_of(
     if isinstance(level, DiscreteGaussianLevel):
         # Every client adds its share of the noise; the server sees sums only.
         facts["client"]["trust"] = "secure_aggregation"
+    if ALGORITHMS[experiment.config.algorithm.name].pools_clients:
+        facts["record"]["trust"] = "pool"
     if hyper.local.clip_norm is not None:
         claim = experiment.simulation.algorithm.claims.record
         # Of the round that protects least.

@@ -298,6 +298,11 @@ TRUST = {
         "Each client adds its own noise and trusts only itself; the guarantee holds against the "
         "server and all others.",
     ),
+    "pool": Words(
+        "Whoever holds the data is trusted: the records of all clients were gathered in one place. "
+        "The claim holds against all who see only the released models.",
+        "The records of all clients were gathered in one place, whose holder is trusted.",
+    ),
     "secure_aggregation": Words(
         "Secure aggregation is trusted, and it is assumed that at least the accounted number of "
         "shares of the noise is added, one by every client and, if cohorts vary, the missing ones "
