@@ -182,7 +182,7 @@ def wrapped_shares(plan, num_rounds=1000):
     return is_beyond.mean(), is_beyond.any(axis=1).mean()
 
 
-@telling
+@slow
 def test_bounds_hold_where_sums_wrap_around_and_fail_at_half_the_noise():
     planted = wrapping()
     honest = bounds_of(planted, 3000, 1, accountant="rdp")

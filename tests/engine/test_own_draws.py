@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
-from marks import later, telling
+from marks import later, slow, telling
 from own_draws_worker import COHORT, DP_DELTA, LAYOUTS, WRAPPERS
 from side_by_side import several_devices
 from small_problem import NUM_CLIENTS, ROUNDS, make_data, make_model, plain_trainer, private_trainer
@@ -191,7 +191,7 @@ def test_a_draw_that_reads_more_than_it_receives_says_so():
         PrivacyAccounting(fed).planned(fed.init(KEY), KEY, 3)
 
 
-@telling
+@slow
 def test_wrappers_that_change_cohorts_are_charged_right_in_every_layout(tmp_path):
     """In a process of its own, since a process has one set of devices."""
     worker, output = pathlib.Path(__file__).with_name("own_draws_worker.py"), tmp_path / "found.npz"

@@ -114,23 +114,27 @@ _SAME = {"window_strides": (1, 1), "padding": "SAME"}
 _ODD = {"window_strides": (1, 1), "padding": ((3, -1), (0, 2))}
 
 
-@telling
+# Winograd's tiles, kernels kept and transposed; forms by few rows, by small matrices and by large
+# ones.
+_FORMS = [
+    ((3, 3), (12, 12, 32), 32, _SAME),
+    ((3, 3), (12, 13, 32), 32, _ODD),
+    ((3, 3), (4, 4, 64), 96, _SAME),
+    ((5, 5), (8, 8, 3), 16, _SAME),
+    ((5, 5), (8, 8, 40), 36, _SAME),
+    ((3, 3), (9, 9, 40), 36, {"window_strides": (2, 2), "padding": "VALID"}),
+    ((1, 1), (6, 6, 8), 16, _SAME),
+]
+_FURTHER_FORMS = [
+    ((3, 3), (12, 12, 48), 32, _SAME),
+    ((3, 3), (12, 12, 32), 48, _SAME),
+    ((5, 5), (8, 9, 3), 16, _ODD),
+]
+
+
 @pytest.mark.parametrize(
     ("kernel", "shape", "features", "options"),
-    [
-        # Winograd's tiles, kernels kept and transposed; forms by few rows, by small matrices and by
-        # large ones.
-        ((3, 3), (12, 12, 32), 32, _SAME),
-        ((3, 3), (12, 12, 48), 32, _SAME),
-        ((3, 3), (12, 12, 32), 48, _SAME),
-        ((3, 3), (12, 13, 32), 32, _ODD),
-        ((5, 5), (8, 9, 3), 16, _ODD),
-        ((3, 3), (4, 4, 64), 96, _SAME),
-        ((5, 5), (8, 8, 3), 16, _SAME),
-        ((5, 5), (8, 8, 40), 36, _SAME),
-        ((3, 3), (9, 9, 40), 36, {"window_strides": (2, 2), "padding": "VALID"}),
-        ((1, 1), (6, 6, 8), 16, _SAME),
-    ],
+    [*later(_FORMS, mark=telling), *later(_FURTHER_FORMS)],
 )
 def test_convolutions_by_every_form(kernel, shape, features, options):
     loss_fn, params, x = _convolution(kernel, shape, features, **options)
