@@ -126,9 +126,8 @@ def which() -> str:
     """Writes which method to take, and from which it was not different."""
     lines = []
     for (unit, epsilon), ranked in _rankings(read_cells()).items():
-        head = (
-            f"- Unit {unit}, ε = {epsilon:g}, {len(ranked.tasks)} tasks ({', '.join(ranked.tasks)})"
-        )
+        count = f"{len(ranked.tasks)} task{'s' * (len(ranked.tasks) > 1)}"
+        head = f"- Unit {unit}, ε = {epsilon:g}, {count} ({', '.join(ranked.tasks)})"
         best = f"`{ranked.methods[ranked.best]}` has the best mean rank"
         figure = f"{ranked.mean_ranks[ranked.best]:.1f} of {len(ranked.methods)}"
         if math.isnan(ranked.p_value):
