@@ -16,7 +16,6 @@ from rich.console import Console
 from fedjax_dp.experiment import (
     Cluster,
     Study,
-    WorkerError,
     average_over_seeds,
     grid_points,
     read_summaries,
@@ -85,7 +84,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
             grid, _ = with_settings(grid, known.settings)
         with workers(known) as cluster:
             sweep(study, grid, known.output, console.print, known.seconds, cluster=cluster)
-    except (ValueError, OSError, MemoryError, WorkerError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None
     rows = read_summaries(grid, known.output)
     entries = average_over_seeds(study, rows)

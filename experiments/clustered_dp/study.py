@@ -34,7 +34,7 @@ from experiments.heterogeneous_dp.first_round import write as write_rows
 from experiments.sweep import add_workers, workers
 from fedjax_dp.engine.evaluation import Evaluator, FoundClusters
 from fedjax_dp.evaluation import References, summarize
-from fedjax_dp.experiment import Config, Study, WorkerError, assemble, load_run
+from fedjax_dp.experiment import Config, Study, assemble, load_run
 from fedjax_dp.experiment.reading.config_diff import REPORTED, completed, require_same, tables_of
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.experiment.schema.config import EvaluationSection, ReferencesSection
@@ -300,7 +300,7 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     try:
         arguments.do(arguments)
-    except (ValueError, WorkerError) as error:
+    except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 
 

@@ -422,6 +422,25 @@ def test_options_of_workers_that_cannot_be_are_refused(
     assert not (tmp_path / "grid").exists()
 
 
+@pytest.mark.parametrize(
+    ("on", "package", "word"),
+    [
+        ("ray", "ray", "num_gpu=1"),
+        ("ray", "ray", "num_cpus=x"),
+        ("local", "submitit", "cpus_per_task=x"),
+        ("local", "submitit", "timeout_min=x"),
+        ("local", "submitit", "cpu_per_task=1"),
+    ],
+)
+def test_options_that_an_executor_refuses_are_named_at_once(tmp_path, on, package, word):
+    pytest.importorskip(package)
+    rule = f"--worker must be an option of its workers, got .*{word.partition('=')[0]}"
+    opened = executors.opened(on, tmp_path / "grid", 2, [word])
+    with pytest.raises(ValueError, match=rule), opened:
+        pass
+    assert not (tmp_path / "grid").exists()
+
+
 @pytest.mark.parametrize(("on", "package"), [("ray", "ray"), ("local", "submitit")])
 def test_a_cluster_names_its_extra(monkeypatch, tmp_path, on, package):
     monkeypatch.setitem(sys.modules, package, None)
@@ -439,7 +458,8 @@ def table(output, grid):
     return as_csv(average_over_seeds(STUDY, read_summaries(grid, output)))
 
 
-SHORT = grid_points(STUDY, {"rate": ["0.1", "0.5"], "seed": ["0"]}, WORDS)
+# Of so many rounds that a worker is lost before it has ended.
+SHORT = grid_points(STUDY, {"rate": ["0.1", "0.5"], "seed": ["0"]}, (*WORDS, "--run.rounds=100"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from fedjax_dp.experiment.assembly import population
 from fedjax_dp.experiment.assembly.assemble import parts_of
 from fedjax_dp.experiment.components.partitions import Partition
 from fedjax_dp.experiment.reading.config_diff import decided, tables_of
-from fedjax_dp.experiment.reading.config_files import load_config, to_toml
+from fedjax_dp.experiment.reading.config_files import from_toml, load_config, to_toml
 from fedjax_dp.experiment.running.loading import other_data
 from fedjax_dp.experiment.schema.config import DataSection
 
@@ -195,6 +195,8 @@ def test_a_partition_that_makes_test_data_holds_out_no_share(tmp_path, made, opt
     given = ["--data.name=digits", "--data.num_clients=2", f"--data.partition={made}", *words]
     config = load_config(None, given)
     parts = parts_of(config)
+    # Workers of a sweep get the configuration as text.
+    assert parts_of(from_toml(to_toml(config), "a worker")).config == parts.config
     file = tmp_path / "written.toml"
     file.write_text(to_toml(parts.config), encoding="utf-8")
     saved = load_config(file)
@@ -204,6 +206,24 @@ def test_a_partition_that_makes_test_data_holds_out_no_share(tmp_path, made, opt
     )
     with pytest.raises(ValueError, match=r"client_test_share must be 0 for .* what .*, got 0\.2"):
         parts_of(load_config(None, [*given, "--data.client_test_share=0.2"]))
+
+
+@pytest.mark.parametrize("words", [(), ("--data.client_test_share=0.5",)])
+def test_clients_with_test_rows_hold_out_a_share_only_if_asked_on_workers_too(tmp_path, words):
+    rows = "".join(f"{site},{i},{'yn'[i % 2]}\n" for site in "ab" for i in range(8))
+    for name in ("old.csv", "new.csv"):
+        (tmp_path / name).write_text(f"site,x,ill\n{rows}", encoding="utf-8")
+    paths = (
+        f"--data.options.{key}={tmp_path / name}"
+        for key, name in (("path", "old.csv"), ("test_path", "new.csv"))
+    )
+    named = ("--data.name=table", "--data.options.client=site", "--data.options.label=ill")
+    config = load_config(
+        None, [*named, *paths, "--privacy.unit=none", "--algorithm.name=fedavg", *words]
+    )
+    here, there = map(parts_of, (config, from_toml(to_toml(config), "a worker")))
+    assert here.population.train.sizes.tolist() == [4 if words else 8] * 2
+    assert there.population.train.sizes.tolist() == here.population.train.sizes.tolist()
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

@@ -21,12 +21,14 @@ EXECUTED = ("execution", "training.micro_batch_size", "run.plots")
 def tables_of(config: Config) -> dict[str, Any]:
     """Converts a configuration to plain tables, without the data directory.
 
-    Nor do they have a number of clients that does not decide how many there are.
+    Nor do they have a number of clients, or a share of test examples, that decides nothing.
     """
     tables = tomllib.loads(config_files.to_toml(config))
     tables["data"].pop("data_dir", None)
     if not PARTITIONS[config.data.partition].counts_clients:
         tables["data"].pop("num_clients", None)
+    if PARTITIONS[config.data.partition].changes_examples:
+        tables["data"].pop("client_test_share", None)
     return tables
 
 

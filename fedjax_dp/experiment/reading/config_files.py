@@ -17,7 +17,7 @@ from fedjax_dp.core.registry import is_own
 from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.experiment.components.catalogue import options_of_other_parts
 from fedjax_dp.experiment.components.partitions import PARTITIONS
-from fedjax_dp.experiment.schema.config import ROOT, Config, Options
+from fedjax_dp.experiment.schema.config import ROOT, Config, DataSection, Options
 from fedjax_dp.experiment.schema.constraints import ConfigError, bare, kinds_of, refused, values_of
 from fedjax_dp.experiment.schema.sections import (
     Section,
@@ -154,7 +154,16 @@ def to_toml(config: Config) -> str:
     elif not (PARTITIONS[data.partition].counts_clients or "num_clients" in data.model_fields_set):
         # The default would contradict the number of clients that there are.
         del tables["data"]["num_clients"]
+    if "client_test_share" not in data.model_fields_set and _may_bring_tests(data):
+        # Written, the default would count as asked for beside the clients' own test rows.
+        del tables["data"]["client_test_share"]
     return tomli_w.dumps(tables)
+
+
+def _may_bring_tests(data: DataSection) -> bool:
+    """Whether data or partition may have test rows of clients, in place of a share held out."""
+    is_open = is_own(data.name) and not data.is_divided
+    return is_open or data.partition == "natural" or PARTITIONS[data.partition].changes_examples
 
 
 def _has_no_steps(config: Config) -> bool:

@@ -51,7 +51,7 @@ _TRIES = 3
 _LEASE_SECONDS = 120.0
 
 
-class WorkerError(RuntimeError):
+class WorkerError(ChildProcessError):
     """A worker failed, or died again and again; the message names its points."""
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -44,7 +45,7 @@ def _naming_options(options: Mapping[str, Any]) -> Iterator[None]:
     """Names the options of workers that an executor refuses."""
     try:
         yield
-    except (ValueError, TypeError, NameError) as error:
+    except (ValueError, TypeError, NameError, AssertionError) as error:
         raise ValueError(
             f"--worker must be an option of its workers, got {options}: {error}"
         ) from error
@@ -62,6 +63,8 @@ def _ray(options: Mapping[str, Any]) -> Iterator["_Ray"]:
         # A task that failed is submitted again by the study, which knows what is saved.
         options = {"max_retries": 0, "runtime_env": {"env_vars": _environment()}, **options}
         made = ray.remote(**options)
+        # Ray checks the options with the first function.
+        made(_environment)
     try:
         yield _Ray(ray, made)
     finally:
@@ -118,11 +121,17 @@ def _submitit(on: str, output: pathlib.Path, options: Mapping[str, Any]) -> Iter
     checks.require(has_slurm, "--on", "be slurm on a machine that has its sbatch and srun", on)
     with needed_for(f"a sweep on {on}", "cluster"):
         import submitit
-    folder = output.absolute() / LOGS_FOLDER
-    with _naming_options(options):
+
+    def made(folder: pathlib.Path | str) -> Any:
         executor = submitit.AutoExecutor(folder=folder, cluster=on)
         executor.update_parameters(**{"timeout_min": _MINUTES, **options})
-    yield _Submitit(executor)
+        return executor
+
+    with _naming_options(options), tempfile.TemporaryDirectory() as scratch:
+        # An executor makes its folder before it reads its options.
+        made(scratch)
+    folder = output.absolute() / LOGS_FOLDER
+    yield _Submitit(made(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
 
