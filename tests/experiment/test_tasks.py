@@ -107,6 +107,18 @@ def test_outputs_follow_the_data_and_weights_the_configuration():
             "metric auc must be used with a loss of classes",
         ),
         (
+            ("--data.options.label=kind", "--model.name=poisson_regression"),
+            r"model\.name must be a model of classes, .* got 'poisson_regression'",
+        ),
+        (
+            ("--data.options.label=kind", "--model.name=linear_regression"),
+            r"model\.name must be a model of classes, .* got 'linear_regression'",
+        ),
+        (
+            ("--data.options.label=kind", "--model.options.loss=binary_cross_entropy"),
+            r"model\.options\.loss must be a loss of one class for each example",
+        ),
+        (
             ("--data.options.label=kind", "--run.metrics=['r2']"),
             "metric r2 must be used with a loss",
         ),

@@ -13,6 +13,7 @@ from fedjax_dp.algorithms.registry import Problem
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
 from fedjax_dp.clients.sgd import dp_sgd_trainer, local_trainer
 from fedjax_dp.core import checks, trees
+from fedjax_dp.core.registry import is_own
 from fedjax_dp.core.trees import PyTree
 from fedjax_dp.data.augmentation import Augmentation
 from fedjax_dp.data.federated import FederatedData, example_structure
@@ -45,7 +46,7 @@ from fedjax_dp.models import kinds
 from fedjax_dp.models import registry as models
 from fedjax_dp.models.base import Model
 from fedjax_dp.models.lora import lora
-from fedjax_dp.models.weights import EXAMPLE_WEIGHT, balanced, weighted
+from fedjax_dp.models.weights import EXAMPLE_WEIGHT, balanced, declared, weighted
 from fedjax_dp.server.base import Aggregator
 from fedjax_dp.server.registry import AGGREGATORS, AROUND
 from fedjax_dp.server.secure import MaskGraph
@@ -60,6 +61,7 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     elif section.pretrained is not None:
         given = read_params(section.pretrained)
     plain = models.build(section.name, example, population.num_classes, **options)
+    _require_fitting_loss(section, population, plain)
     require_vocabulary(section, population)
     plain = weighted(
         plain,
@@ -79,6 +81,17 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
     if rank is None:
         return model.freeze(section.frozen, base)
     return lora(model, base, rank=rank, **options)
+
+
+def _require_fitting_loss(section: ModelSection, population: Population, model: Model) -> None:
+    """Refuses losses of numbers, or of several labels, where each example has one class."""
+    loss = declared(model.loss_fn)
+    if loss is None or is_own(section.name) or not population.has_class_labels:
+        return
+    rule = "be a model of classes, as labels are unless data.options.task is 'regression'"
+    checks.require(loss.targets not in ("numbers", "counts"), "model.name", rule, section.name)
+    given, rule = section.options.get("loss"), "be a loss of one class for each example"
+    checks.require(given != "binary_cross_entropy", "model.options.loss", rule, given)
 
 
 def model_options(section: ModelSection, population: Population) -> dict[str, Any]:
