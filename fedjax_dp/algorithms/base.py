@@ -399,6 +399,7 @@ class Training(NamedTuple):
 
     Attributes:
       config: the numbers of local training that a run starts with.
+      ranges: of these numbers, see `core.ranges`.
       num_steps: `(size, config) -> steps` of a client, by which clients are grouped.
       record: the claim for records, with the numbers of a `Hyper`; None for nothing.
       check_noised: raises a ValueError if noise on updates would move parameters that training does
@@ -407,6 +408,7 @@ class Training(NamedTuple):
     """
 
     config: LocalConfig
+    ranges: Mapping[str, Any]
     num_steps: Callable[[Any, LocalConfig], Any]
     record: RecordClaim | None = None
     check_noised: Callable[[], None] = lambda: None
@@ -644,7 +646,7 @@ class FederatedAlgorithm(NamedTuple):
             rule = f"be the {num_clients} clients of the data for {self.name}"
             checks.require(built_for == num_clients, "num_clients", rule, built_for)
         argument_checks.check_fields(hyper, "hyper.")
-        hyper.local.validate(num_clients)
+        hyper.local.validate(num_clients, self.training.ranges)
         ranges.check(hyper.algorithm, self.numbers.ranges)
         self.numbers.check(hyper)
         ranges.check(hyper.aggregator, self.aggregator.ranges, "hyper.aggregator.")
@@ -676,6 +678,7 @@ def training_of(
     """
     return Training(
         trainer.config,
+        trainer.ranges,
         num_steps or trainer.num_steps,
         record or claim_of(trainer, lambda hyper: hyper.local),
         partial(trainer.check_noised, sent) if sends_models else lambda: None,

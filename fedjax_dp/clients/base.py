@@ -57,16 +57,17 @@ class LocalConfig(NamedTuple):
     noise_multiplier: Any = None
     optimizer: Any = ()
 
-    def validate(self, num_clients: int | None = None) -> None:
+    def validate(self, num_clients: int | None = None, limits: Mapping[str, Any] = RANGES) -> None:
         """Checks every number on the host, except traced ones.
 
         Args:
           num_clients: the population that the arrays must match, if known.
+          limits: the ranges of the numbers, of an optimiser's too where it is known.
 
         Raises:
           ValueError: naming the field, the rule and the value.
         """
-        ranges.check(self._asdict(), RANGES)
+        ranges.check(self._asdict(), limits)
         bound, noise = self.clip_norm, self.noise_multiplier
         if not any(x is None or checks.is_traced(x) for x in (bound, noise)):
             is_endless = bool(np.any(np.isinf(bound) & (np.asarray(noise) > 0)))
@@ -213,6 +214,7 @@ class LocalTrainer(NamedTuple):
     Attributes:
       train: trains one client, see `Train`.
       config: the numbers of training for the population.
+      ranges: of these numbers, see `core.ranges`.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: the guarantee of one run of `train` to a record, its numbers being a `LocalConfig`;
         None if absent.
@@ -227,6 +229,7 @@ class LocalTrainer(NamedTuple):
 
     train: Train
     config: LocalConfig
+    ranges: Mapping[str, Any]
     num_steps: NumSteps
     claim: RecordClaim | None
     sends: Literal["gradients", "delta", "transformed"] = "delta"

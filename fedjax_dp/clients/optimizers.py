@@ -1,14 +1,18 @@
-"""What optimisers of local training must do: move all parameters, and begin anew in each round."""
+"""The numbers of optimisers of local training, and what these must do."""
 
+import inspect
+import typing
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_dp.clients.base import RANGES
 from fedjax_dp.core import trees
+from fedjax_dp.core.ranges import Decay, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree, library_promotion
 from fedjax_dp.models.base import Model
 
@@ -17,6 +21,71 @@ Optimizer: TypeAlias = optax.GradientTransformation | Callable[..., Any]
 _MOST_STEPS = 100
 # A model above so many bytes is tried with at most so many entries along each axis.
 _MOST_BYTES, _MOST_ENTRIES = 2**30, 256
+
+
+def sgd(
+    learning_rate: Any,
+    *,
+    momentum: Decay | None = None,
+    nesterov: bool = False,
+    weight_decay: NonNegative | None = None,
+) -> optax.GradientTransformation:
+    """Takes steps along the gradient, with a penalty that Optax's SGD does not have.
+
+    Args:
+      momentum: the share of earlier steps to retain, in [0, 1); none takes plain steps.
+      nesterov: look ahead along the momentum.
+      weight_decay: strength of a squared penalty on the parameters, whose gradient is added to that
+        of the loss before momentum, at least 0; none adds nothing.
+    """
+    steps = optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
+    if weight_decay is None:
+        return steps
+    return optax.chain(optax.add_decayed_weights(weight_decay), steps)
+
+
+_MOMENTS = {"b1": Decay, "b2": Decay, "eps": NonNegative}
+_ADAM = {**_MOMENTS, "eps_root": NonNegative, "nesterov": bool}
+# By name, the options of Optax's own optimisers that have a kind here.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "adam": _ADAM,
+    "adamw": {**_ADAM, "weight_decay": NonNegative},
+    "adagrad": {"initial_accumulator_value": NonNegative, "eps": NonNegative},
+    "rmsprop": {
+        "decay": Decay,
+        "eps": Positive,
+        "initial_scale": NonNegative,
+        "centered": bool,
+        "momentum": Decay | None,
+        "nesterov": bool,
+    },
+    "yogi": _MOMENTS,
+}
+
+
+def ranges_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the ranges of all numbers of training, with those of an optimiser factory.
+
+    They are those of its annotations; Optax has none, and `KINDS` or `sgd` has those of its own.
+    """
+    factory: Any = inspect.unwrap(getattr(optimizer, "func", optimizer))
+    of_optax = (kinds for name, kinds in KINDS.items() if getattr(optax, name) is factory)
+    if (kinds := next(of_optax, None)) is None:
+        try:
+            factory = sgd if factory is optax.sgd else factory
+            kinds = typing.get_type_hints(factory, include_extras=True)
+        except (TypeError, NameError, AttributeError):
+            # A ready optimiser, or annotations that only a type checker can read.
+            kinds = {}
+    # An option that may be none is a number all the same.
+    alike = {name: [kind, *typing.get_args(kind)] for name, kind in kinds.items()}
+    found = {
+        name: one
+        for name, either in alike.items()
+        for one in either
+        if typing.get_origin(one) is Annotated and typing.get_args(one)[0] in (int, float)
+    }
+    return {**RANGES, "optimizer": found}
 
 
 def check_noised(

@@ -9,7 +9,7 @@ import optax
 
 from fedjax_dp.clients import gradients
 from fedjax_dp.clients.base import LocalConfig, LocalTrainer
-from fedjax_dp.clients.optimizers import Optimizer, warn_of_schedules
+from fedjax_dp.clients.optimizers import Optimizer, ranges_of, warn_of_schedules
 from fedjax_dp.clients.training_loop import TrainingLoop, first_of
 from fedjax_dp.clients.transforms import Apply, declared
 from fedjax_dp.core import checks
@@ -68,7 +68,7 @@ def local_trainer(
     sampler = sampler or sampling.shuffled()
     rule = gradient_rule or gradients.plain(model)
     is_private = rule.event is not None
-    config.validate()
+    config.validate(limits=ranges_of(optimizer))
     own_transforms = declared("update_transforms", update_transforms, is_private=is_private)
     if is_private:
         for name in ("clip_norm", "noise_multiplier"):

@@ -20,7 +20,7 @@ from fedjax_dp.clients.base import (
 )
 from fedjax_dp.clients.batches import Share, WholeBatches
 from fedjax_dp.clients.client_data import ClientData, PublicClient
-from fedjax_dp.clients.optimizers import Optimizer, check_noised
+from fedjax_dp.clients.optimizers import Optimizer, check_noised, ranges_of
 from fedjax_dp.clients.transforms import UpdateContext, UpdateTransform, declared
 from fedjax_dp.core import checks, masks, sums, trees
 from fedjax_dp.core.backend import backend
@@ -65,6 +65,7 @@ class TrainingLoop:
         return LocalTrainer(
             self,
             config,
+            ranges_of(self.optimizer),
             self.num_steps,
             None if self.rule.event is None else RecordClaim((self.event,)),
             sends="transformed" if self.transforms else sends,

@@ -11,7 +11,6 @@ import numpy as np
 from chex import PRNGKey
 
 from fedjax_dp.algorithms.base import FederatedAlgorithm, Hyper
-from fedjax_dp.clients.base import RANGES
 from fedjax_dp.clients.client_data import ClientData, Rows
 from fedjax_dp.core.backend import facts
 from fedjax_dp.core.choices import choices
@@ -244,15 +243,16 @@ def traced(algorithm: FederatedAlgorithm, hyper: Hyper) -> Hyper:
         def one(name: str, value: Any) -> Any:
             kind = kinds.get(name)
             if isinstance(kind, Mapping):
-                return real(value, kind)
+                return real(value, kind) if value else value
             if value is None or kind is None or get_args(kind)[0] is int:
                 return value
             return value.astype(np.float32)
 
         return {name: one(name, value) for name, value in numbers.items()}
 
+    of_local = algorithm.training.ranges
     return hyper._replace(
-        local=hyper.local._replace(**real(hyper.local._asdict(), RANGES)),
+        local=hyper.local._replace(**real(hyper.local._asdict(), of_local)),
         algorithm=real(hyper.algorithm, algorithm.numbers.ranges),
         aggregator=real(hyper.aggregator, algorithm.aggregator.ranges),
     )

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedjax_dp.algorithms.base import Hyper
 from fedjax_dp.algorithms.schedules import Curve, table_of
-from fedjax_dp.clients.base import RANGES
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
@@ -53,9 +52,8 @@ def scheduled(
         try:
             other.check_numbers(other.hyper.at(t))
         except ValueError as error:
-            raise ValueError(
-                f"the schedules of {sorted(schedules)}: in round {t}, {error}"
-            ) from error
+            text = f"schedules must keep every number in its range; in round {t}, {error}"
+            raise ValueError(text) from error
     return other
 
 
@@ -72,7 +70,7 @@ def require_scheduled(federation: Federation, name: str) -> None:
     algorithm = federation.algorithm
     part, _, rest = name.partition(".")
     kind: Any = {
-        "local": RANGES,
+        "local": algorithm.training.ranges,
         "algorithm": algorithm.numbers.ranges,
         "aggregator": algorithm.aggregator.ranges,
     }[part]

@@ -26,7 +26,6 @@ from small_problem import (
 from fedjax_dp.algorithms import fedavg
 from fedjax_dp.algorithms.base import ClientState, Stages, Views
 from fedjax_dp.clients import LocalConfig, local_trainer
-from fedjax_dp.clients.base import RANGES
 from fedjax_dp.core import trees
 from fedjax_dp.core.keys import Purpose, fold
 from fedjax_dp.data import participants, sampling
@@ -144,7 +143,7 @@ def leaves_of(hyper):
 
 def range_of(algorithm, names):
     found = {
-        "local": RANGES,
+        "local": algorithm.training.ranges,
         "algorithm": algorithm.numbers.ranges,
         "aggregator": algorithm.aggregator.ranges,
     }

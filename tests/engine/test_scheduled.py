@@ -1,18 +1,22 @@
 """Numbers that change over rounds: the rounds that run, and what they cost."""
 
 from functools import cache, partial
+from typing import Annotated
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from annotated_types import Gt, Le
 from dp_accounting import rdp
 from marks import slow, telling
 from small_problem import NUM_CLIENTS, make_data, make_model
 
 from fedjax_dp.algorithms import dp_sgd, fedavg, fedprox, schedules
 from fedjax_dp.clients import LocalConfig, dp_sgd_trainer, local_trainer
+from fedjax_dp.clients.optimizers import ranges_of
 from fedjax_dp.data import participants, sampling
 from fedjax_dp.engine.accounts.calibration import calibrate
 from fedjax_dp.engine.accounts.privacy_accounting import PrivacyAccounting
@@ -182,6 +186,44 @@ def test_correlated_noise_is_scaled_round_by_round():
 def test_what_is_no_number_of_a_federation_or_leaves_its_range_is_refused(tables, words):
     with pytest.raises(ValueError, match=words):
         scheduled(_plain(), tables, ROUNDS)
+
+
+def bounded(learning_rate, *, reach: Annotated[float, Gt(0), Le(2)] = 1.0):
+    return optax.sgd(reach * learning_rate)
+
+
+def _of_optimizer(optimizer, **numbers):
+    config = LocalConfig(learning_rate=0.3, batch_size=4, optimizer=numbers)
+    algorithm = fedavg(make_model(), local_trainer(make_model(), config, optimizer=optimizer))
+    cohorts = participants.participation(sampling.full_participation(), NUM_CLIENTS)
+    return federation(algorithm, population_of(make_data()), cohorts)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "value", "most", "rule"),
+    [
+        (optax.sgd, "momentum", 0.9, 1.0, r"in \[0, 1\)"),
+        (partial(optax.adamw, nesterov=True), "b2", 0.9, 1.0, r"in \[0, 1\)"),
+        (optax.rmsprop, "eps", 1e-3, 0.0, "above 0"),
+        (optax.inject_hyperparams(optax.yogi), "b1", 0.9, 1.0, r"in \[0, 1\)"),
+        (bounded, "reach", 1.0, 3.0, r"in \(0, 2\]"),
+    ],
+)
+def test_numbers_of_an_optimiser_stay_in_the_range_of_a_constant(
+    optimizer, name, value, most, rule
+):
+    made = _of_optimizer(optimizer, **{name: value})
+    own = f"local.optimizer.{name}"
+    with pytest.raises(ValueError, match=rf"in round 1, optimizer\.{name} must be {rule}"):
+        scheduled(made, {own: [1.0, most / value]}, ROUNDS)
+    with pytest.raises(ValueError, match=rf"^optimizer\.{name} must be {rule}"):
+        _of_optimizer(optimizer, **{name: most})
+    assert scheduled(made, {own: [1.0, 0.5]}, ROUNDS).hyper.factors
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(0.1), lambda rate, bold=0: optax.sgd(rate)])
+def test_an_optimiser_without_annotations_has_no_ranges(optimizer):
+    assert not ranges_of(optimizer)["optimizer"]
 
 
 def test_a_step_by_itself_asks_for_the_numbers_of_one_round():

@@ -35,6 +35,8 @@ from fedjax_dp.experiment.studies.batched_runs import alike
 from fedjax_dp.privacy.accounting.ledger import Ledger
 
 RATE = "training.learning_rate"
+OF_OPTIMIZER = "training.optimizer_options"
+TRIPLED = "{curve = 'list', factors = [1, 3]}"
 CLIENT = ("--privacy.unit=client", "--algorithm.name=dp_fedavg")
 
 
@@ -417,6 +419,18 @@ OF_MASK = "--schedules.algorithm.aggregator_options.threshold=linear"
             ["--algorithm.name=ditto", "--algorithm.options.personal_epochs=2", OF_DITTO],
             "personal_epochs must not be a plateau: the privacy of a run is planned before",
             marks=slow,
+        ),
+        (
+            [f"--{OF_OPTIMIZER}.momentum=0.9", f"--schedules.{OF_OPTIMIZER}.momentum={TRIPLED}"],
+            rf"^schedules\.{OF_OPTIMIZER}\.momentum must keep every number in its range; in round 1, "
+            r"optimizer\.momentum must be in \[0, 1\), got 2\.",
+        ),
+        (
+            [
+                *("--training.optimizer=adam", f"--{OF_OPTIMIZER}.b1=0.9"),
+                f"--schedules.{OF_OPTIMIZER}.b1={TRIPLED}",
+            ],
+            r"in round 1, optimizer\.b1 must be in \[0, 1\), got 2\.",
         ),
     ],
 )

@@ -306,7 +306,8 @@ def with_schedules(config: Config) -> Callable[[Federation], Federation] | None:
             is_free = not priced_factors(federation.algorithm, sizes, smaller)
             checks.require(is_free, f"{_HERE}.{key}", _PLANNED, "plateau")
         of_numbers = {place: tables[name_of(key)] for key, place in places.items()}
-        return scheduled(federation, of_numbers, config.run.rounds)
+        with keyed("", {_HERE: ", ".join(f"{_HERE}.{key}" for key in entries)}):
+            return scheduled(federation, of_numbers, config.run.rounds)
 
     return scheduled_as_configured
 
