@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic.fields import FieldInfo
 
 from fedjax_dp.algorithms import schedules
 from fedjax_dp.algorithms.base import Hyper
@@ -25,7 +26,7 @@ from fedjax_dp.experiment.schema.config import (
     DiscreteGaussianLevel,
     GaussianLevel,
 )
-from fedjax_dp.experiment.schema.constraints import keyed, ready_value, refused
+from fedjax_dp.experiment.schema.constraints import keyed, refused
 from fedjax_dp.experiment.schema.options import Fields, fields_of, read_options
 
 _HERE = "schedules"
@@ -53,6 +54,11 @@ _KEYS = {
     "leaving": ("tolerance",),
     "clock": ("deadline", "dropout"),
 }
+_WARM_UP = FieldInfo(
+    annotation=Count | None,
+    default=None,
+    description="rounds before the curve, below run.rounds, in which the factor grows linearly.",
+)
 _ON_A_LATTICE = DiscreteGaussianLevel, CentralDiscreteLevel
 
 
@@ -130,10 +136,11 @@ def fields_of_curve(name: str) -> Fields:
     factory = CURVES[name]
     if is_own(name):
         first = next(iter(inspect.signature(factory).parameters), "")
-        return fields_of(name, factory, given=(first,))
+        return {**fields_of(name, factory, given=(first,)), "warm_up": _WARM_UP}
     has_rounds = "rounds" in inspect.signature(factory).parameters
     more: dict[str, Any] = {"kinds": {"rounds": Count | None}, "defaults": {"rounds": None}}
-    return fields_of(name, factory, **(more if has_rounds else {}))
+    fields = fields_of(name, factory, **(more if has_rounds else {}))
+    return fields if name == "plateau" else {**fields, "warm_up": _WARM_UP}
 
 
 def entries_of(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,22 +175,18 @@ def read_schedules(config: Config, fields_of: Callable[[str, str], Fields]) -> N
                 here, f"{text}, got {key!r}; did you mean {checks.nearest(key, known)!r}?"
             )
         table = dict(value) if isinstance(value, Mapping) else {"curve": value}
-        warm_up = table.pop("warm_up", None)
-        curve = table.pop("curve", "constant" if not table and warm_up is not None else None)
+        curve = table.pop("curve", "constant" if table.keys() == {"warm_up"} else None)
         if not isinstance(curve, str):
             rule = "be the name of a curve, or a table with one at its key curve"
             raise refused(here, f"{here} must {rule}, got {checks.shown(value)}")
         fields = fields_of(here, curve)
-        rounds = config.run.rounds
-        if warm_up is not None:
-            warm_up = ready_value(f"{here}.warm_up", Count, warm_up)
-            if curve == "plateau" or warm_up >= rounds:
-                rule = f"be below run.rounds = {rounds}, and left out for a plateau"
-                raise refused(f"{here}.warm_up", f"{here}.warm_up must {rule}, got {warm_up}")
-            rounds -= warm_up
         options = read_options(fields, curve, here, table)
+        warm_up, rounds = options.pop("warm_up", None), config.run.rounds
+        if warm_up is not None and warm_up >= rounds:
+            text = f"{here}.warm_up must be below run.rounds = {rounds}, got {warm_up}"
+            raise refused(f"{here}.warm_up", text)
         if "rounds" in fields and not is_own(curve) and options.get("rounds") is None:
-            options["rounds"] = rounds
+            options["rounds"] = rounds - (warm_up or 0)
         ahead = {} if warm_up is None else {"warm_up": warm_up}
         tables[last] = {"curve": curve, **ahead, **options}
 
