@@ -155,11 +155,18 @@ def _on_images(name: str, change: Callable[[jax.Array, PRNGKey], jax.Array]) -> 
     return transform
 
 
+def _require_inside(name: str, pixels: int, x: jax.Array, less: int = 0) -> None:
+    """Requires a number of pixels of at most the smaller side of an image, or so many less."""
+    most = min(x.shape[:2]) - less
+    rule = f"be at most {most}, {'one less than ' * bool(less)}a side of the image"
+    checks.require(pixels <= most, name, rule, pixels)
+
+
 def _filling(name: str, fill: float, x: jax.Array) -> jax.Array:
     """Returns the constant beyond the border in the type of an image."""
     rule = "be an integer in [0, 255] for images of bytes"
     fits = x.dtype != jnp.uint8 or (fill == int(fill) and 0 <= fill <= 255)
-    checks.require(fits, f"{name} fill", rule, fill)
+    checks.require(fits, f"{name}.fill", rule, fill)
     return jnp.asarray(fill, x.dtype)
 
 
@@ -168,7 +175,8 @@ def crop(padding: Count, *, mode: Mode = "constant", fill: float = 0.0) -> Trans
     """Shifts images: pads all sides and cuts the first size out, at a uniformly random place.
 
     Args:
-      padding: pixels on each side, at least 1: images move by at most so many along each axis.
+      padding: pixels on each side, at least 1 and at most a side of the image, or less than one for
+        "reflect": images move by at most so many along each axis.
       mode: what is beyond the border: "constant", "edge" (the last pixel), or the image mirrored,
         "reflect" without its last pixel and "symmetric" with it.
       fill: the constant, in the units of the stored images.
@@ -177,12 +185,13 @@ def crop(padding: Count, *, mode: Mode = "constant", fill: float = 0.0) -> Trans
       The transform.
 
     Raises:
-      ValueError: for a fill without "constant".
+      ValueError: for a fill without "constant"; when training is traced, for too wide a padding.
     """
     rule = "be 0 unless mode is 'constant', which alone fills the border"
     checks.require(mode == "constant" or fill == 0, "fill", rule, fill)
 
     def change(x, key):
+        _require_inside("crop.padding", padding, x, less=int(mode == "reflect"))
         widths = [(padding, padding)] * 2 + [(0, 0)] * (x.ndim - 2)
         filled = {"constant_values": _filling("crop", fill, x)} if mode == "constant" else {}
         padded = jnp.pad(x, widths, mode=mode, **filled)
@@ -305,7 +314,7 @@ def color(
     def change(x, key):
         channels = x.shape[2] if x.ndim == 3 else 1
         rule = "be 0 for images without three channels"
-        checks.require(not saturation or channels == 3, "color saturation", rule, saturation)
+        checks.require(not saturation or channels == 3, "color.saturation", rule, saturation)
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         wide = wide / 255 if x.dtype == jnp.uint8 else wide
         for place, (name, strength) in enumerate(strengths.items()):
@@ -339,8 +348,7 @@ def cutout(size: Count, *, fill: float = 0.0) -> Transform:
 
     def change(x, key):
         height, width = x.shape[:2]
-        rule = f"be at most {min(height, width)}, a side of the image"
-        checks.require(size <= min(height, width), "cutout size", rule, size)
+        _require_inside("cutout.size", size, x)
         centre = jax.random.randint(key, (2,), 0, jnp.array([height, width]))
         first = centre - size // 2
         rows, columns = np.mgrid[:height, :width]

@@ -322,12 +322,25 @@ def test_numbers_out_of_range_are_refused(make, error):
 @pytest.mark.parametrize(
     "transform, x, error",
     [
-        (augmentation.cutout(9), kind(8, 12, 3), "cutout size must be at most 8"),
-        (augmentation.color(saturation=0.5), kind(8, 8), "color saturation must be 0 for images"),
-        (augmentation.crop(1, fill=0.5), kind(8, 8, dtype=jnp.uint8), "crop fill must be an int"),
-        (augmentation.cutout(1, fill=256.0), kind(8, 8, dtype=jnp.uint8), "cutout fill must be"),
+        (augmentation.cutout(9), kind(8, 12, 3), "cutout.size must be at most 8, a side"),
+        (augmentation.crop(9), kind(8, 12, 3), "crop.padding must be at most 8, a side"),
+        (
+            augmentation.crop(13, mode="symmetric"),
+            kind(16, 12),
+            "padding must be at most 12, a side",
+        ),
+        (augmentation.crop(13, mode="edge"), kind(16, 12), "padding must be at most 12, a side"),
+        (augmentation.crop(8, mode="reflect"), kind(8, 12), "padding must be at most 7, one less"),
+        (augmentation.color(saturation=0.5), kind(8, 8), "color.saturation must be 0 for images"),
+        (augmentation.crop(1, fill=0.5), kind(8, 8, dtype=jnp.uint8), "crop.fill must be an int"),
+        (augmentation.cutout(1, fill=256.0), kind(8, 8, dtype=jnp.uint8), "cutout.fill must be"),
     ],
 )
 def test_images_that_do_not_fit_are_refused(transform, x, error):
     with pytest.raises(ValueError, match=error):
         augmentation.compose(transform).check({"x": x, "y": kind()})
+
+
+@pytest.mark.parametrize("mode, most", [("constant", 8), ("symmetric", 8), ("reflect", 7)])
+def test_the_widest_padding_fits(mode, most):
+    augmentation.compose(augmentation.crop(most, mode=mode)).check({"x": kind(12, 8)})

@@ -120,11 +120,15 @@ def test_options_are_read_as_those_of_other_parts(data, error):
             },
             r"data\.augmentation must be left out for splitting with exact steps",
         ),
-        ({"augmentation": {"cutout": {"size": 9}}}, {}, r"data\.augmentation\.cutout size must be"),
+        (
+            {"augmentation": {"cutout": {"size": 9}}},
+            {},
+            r"data\.augmentation\.cutout\.size must be",
+        ),
         (
             {"augmentation": {"color": {"saturation": 0.5}}},
             {},
-            r"data\.augmentation\.color saturation must be 0 for images without",
+            r"data\.augmentation\.color\.saturation must be 0 for images without",
         ),
     ],
 )
