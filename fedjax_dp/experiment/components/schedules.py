@@ -253,6 +253,20 @@ def after_plateaus(
     return hyper._replace(factors=factors)
 
 
+def ended_curves(config: Config, planned: int) -> Iterator[str]:
+    """Describes curves that lasted as many rounds as were planned, in a run that is extended."""
+    rounds = config.run.rounds
+    factors = tables_of(config.schedules, rounds)
+    for key, table in entries_of(config.schedules).items():
+        length = table.get("rounds", len(table.get("factors", ())))
+        end = length + table.get("warm_up", 0)
+        if length and not is_own(table["curve"]) and planned <= end < rounds:
+            yield (
+                f"{_HERE}.{key} ended with round {end}: each later round has its final factor, "
+                f"{factors[name_of(key)][-1]:.4g}; for a curve over {rounds} rounds start a new run"
+            )
+
+
 def over_rounds(hyper: Hyper, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Computes the smallest and the largest value of a number in all rounds."""
     table = np.asarray(hyper.factors.get(name, 1.0), np.float64)

@@ -244,8 +244,8 @@ def read_newest(
     return saved, damaged
 
 
-def require_same_config(config: Config, saved: str) -> None:
-    """Requires the configuration of the run, except for how it executes and is published."""
+def require_same_config(config: Config, saved: str) -> Config:
+    """Returns the saved configuration, which may differ in how a run executes and is published."""
     # Keys that the saved file lacks have their defaults.
     started = config_files.from_toml(saved, CONFIG_FILE)
     now, then = (tomllib.loads(config_files.to_toml(each)) for each in (config, started))
@@ -263,6 +263,7 @@ def require_same_config(config: Config, saved: str) -> None:
             f"{CONFIG_FILE} must be as it was when the run started; only [execution], run.release "
             "and run.plots may change, and run.rounds may grow. Then and now:\n" + "\n".join(lines)
         )
+    return started
 
 
 def _require_same_base(experiment: Experiment, extra: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from fedjax_dp.engine.record import RoundRecord
 from fedjax_dp.engine.round import SimulationState
 from fedjax_dp.experiment.components.experiment import Experiment
 from fedjax_dp.experiment.components.noised import noised_accuracy_of
+from fedjax_dp.experiment.components.schedules import ended_curves
 from fedjax_dp.experiment.reading import config_files
 from fedjax_dp.experiment.running.keeping import Kept
 from fedjax_dp.experiment.running.processes import folder_of_first, is_first_process, require_same
@@ -184,7 +185,10 @@ def _restored(
     """Resumes a run whose folder is locked."""
     config, seconds, ledgers, sent, kept = experiment.config, Seconds(), None, None, None
     text = _same_text(experiment)
-    require_same_config(experiment.written, (folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    saved_text = (folder / CONFIG_FILE).read_text(encoding="utf-8")
+    started = require_same_config(experiment.written, saved_text)
+    for note in ended_curves(config, started.run.rounds):
+        warn(note)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, is_secret=config.run.secret)
     require_same_numbers(folder)
     key = saved_root(config.run, checkpoints)
