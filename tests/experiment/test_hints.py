@@ -98,6 +98,14 @@ def test_noise_that_is_longer_than_an_update(rows, ratio):
     assert not list(hints.noise_of_clients(ran(rows=rows)))
 
 
+def test_noise_is_compared_with_updates_within_the_clip_norm_of_their_round():
+    curve = "--schedules.privacy.client.clip_norm={curve='list', factors=[1, 0.5, 0.25]}"
+    made = ran(*CLIENTS, curve, rows=[row_of_noise(0.1, 4.0)] * 3)
+    (hint,) = hints.noise_of_clients(made)
+    # The bound of 1 is halved in the second round, whose ratio is the median of three.
+    assert f"noise of a round is {0.1 * 650**0.5 / 0.5:.3g} times as long" in hint.text
+
+
 def test_the_noise_of_an_update_of_two_parts_is_that_of_both():
     words = "--privacy.unit=client", "--algorithm.name=scaffold"
     (hint,) = hints.noise_of_clients(ran(*words, rows=[row_of_noise(0.1, 0.5)]))

@@ -55,7 +55,7 @@ class Ran(NamedTuple):
 
     Attributes:
       experiment: its parts.
-      hyper: the numbers of its last round.
+      hyper: the numbers of its rounds.
       rows: the metrics of its rounds.
       epsilon: ε of each account, by unit.
       figures: the results of its last evaluation.
@@ -66,6 +66,11 @@ class Ran(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
     epsilon: Mapping[str, np.ndarray]
     figures: Mapping[str, Any]
+
+    @property
+    def last(self) -> Hyper:
+        """The numbers of its last round."""
+        return self.hyper.at(max(0, len(self.rows) - 1))
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -81,7 +86,7 @@ class Ran(NamedTuple):
     def num_steps(self) -> np.ndarray:
         """The local steps of each client in a round, `[num_clients]`."""
         count = self.experiment.simulation.algorithm.training.steps_of
-        local = jax.tree.map(jnp.asarray, self.hyper.local)
+        local = jax.tree.map(jnp.asarray, self.last.local)
         # One program, in place of one for each operation.
         steps = jax.jit(lambda ids, sizes: count(ids, sizes, local))
         return np.asarray(steps(np.arange(len(self.sizes)), self.sizes))
@@ -118,13 +123,14 @@ def clip_norms(ran: Ran) -> Iterator[Hint]:
 def noise_of_clients(ran: Ran) -> Iterator[Hint]:
     """Compares the noise of a mean with a typical update within the bound, if it has one."""
     clip_norm, federation = ran.experiment.client_clip_norm, ran.experiment.simulation.federation
-    if clip_norm is None or "aggregator.clip_norm" in federation.hyper.factors:
+    if clip_norm is None:
         return
     length = math.sqrt(trees.num_parameters(federation.facts.update))
     ratios = []
-    for row in ran.rows:
+    for t, row in enumerate(ran.rows):
         quantiles, stddev = row.get("update_norm_quantiles"), row.get("noise_stddev")
-        typical = min(quantiles[2] or 0.0, float(clip_norm)) if quantiles else 0.0
+        bound = float(ran.hyper.at(t).aggregator.get("clip_norm", clip_norm))
+        typical = min(quantiles[2] or 0.0, bound) if quantiles else 0.0
         if stddev and typical > 0:
             ratios.append(stddev * length / typical)
     if ratios and (ratio := float(np.median(ratios))) > 1:
@@ -141,7 +147,7 @@ def noise_of_records(ran: Ran) -> Iterator[Hint]:
 
     With noise z C / B in each of S steps, m models and d parameters: z sqrt(d) / (B sqrt(S m)).
     """
-    experiment, local = ran.experiment, ran.hyper.local
+    experiment, local = ran.experiment, ran.last.local
     claim = experiment.simulation.algorithm.claims.record
     is_of_gradients = claim is not None and claim.contribution is None
     if not is_of_gradients or local.noise_multiplier is None or local.batch_size is None:

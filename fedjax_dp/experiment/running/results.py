@@ -170,8 +170,7 @@ def write_results(
     summary |= {"communication": start.traffic.summary()}
     summary |= {"ended": ended, "stopped_by": stopped_by, "warnings": list(warnings)}
     if experiment.config.privacy.units:
-        last = start.hyper.at(max(0, num_rounds - 1))
-        found = hints_of(Ran(experiment, last, rows, spent, evaluated.figures))
+        found = hints_of(Ran(experiment, start.hyper, rows, spent, evaluated.figures))
         summary |= {"hints": [hint.text for hint in found]}
     if section.plots:
         _draw(experiment, evaluated.parts.get("client_test"), rows, folder / "plots")
