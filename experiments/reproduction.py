@@ -5,9 +5,10 @@ files: a CSV file and a table of a Markdown page are tables under their names (t
 page is "page.md#2"), and JSON files are rows of `path` and `json`, where "results/*.json" is all of
 them. Beside SQLite's own functions there are `stdev` over rows, `sqrt`, `mean` and `spread` of a
 text such as "81.2 ± 0.4", and the standard error `stderr(sd, n)` of a mean, or of a difference of
-two, `stderr(sd1, n1, sd2, n2)`, NULL below two seeds. Where a finding has several conditions, the
-margin `in_errors(margin1, error1, margin2, error2, …)` is the smallest of theirs, each in its own
-standard error, and the rule's error is 1.
+two, `stderr(sd1, n1, sd2, n2)`, NULL below two seeds, with its degrees of freedom, `degrees(sd, n)`
+or Welch's `degrees(sd1, n1, sd2, n2)`. `printf` rounds as Python does. Where a finding has several
+conditions, the margin `in_errors(margin1, error1, margin2, error2, …)` is the smallest of theirs,
+each in its own standard error, and the rule's error is 1.
 
 An `[[item]]`, a row of `rows.md`, has
 
@@ -16,8 +17,12 @@ An `[[item]]`, a row of `rows.md`, has
 - `theirs`, `ours`: texts with the query's columns in braces;
 - a rule: SQL on the query's columns, NULL in rows that were not run. `holds` is a condition, for
   numbers without chance. `margin` and `error` are for all others: how far our numbers lie on the
-  side that the finding names, and its standard error over seeds;
-- `unclear`: SQL, why our numbers cannot decide ("at chance"), or NULL; it goes before the rule;
+  side that the finding names, and its standard error over seeds. A margin decides if it is larger
+  than the error times the 97.5 % quantile of Student's t, 12.7 for two seeds and 4.3 for three. Its
+  `degrees` of freedom follow from `stderr`, where the error is written with it. They are NULL, for
+  the normal quantile, where the error is no spread over seeds, but that of a share;
+- `unclear`: SQL, why our numbers cannot decide ("at chance"), or NULL; it goes before the rule. A
+  reading of ours of a word that the source does not quantify ("close") may show, and never refute;
 - `reduced`: whether ours is smaller than the source's, true or an SQL condition;
 - `refuted`: the evidence of the source's error, for rows where the finding does not hold;
 - `size`, `command`: what ran, or would; `why`: why it is undecided or was not run; `decides`: the
@@ -32,7 +37,8 @@ place of `of` and `finding`, and a `sentence` for a reader of the source.
 The other tables of `claims.toml`, `[block.NAME]`, are for blocks of the folder's README: a query,
 and a line of text for each of its rows, or else the rows as a table; or the `function`, as
 "module:name", that returns the block's text. A block stands between
-`<!-- generated: NAME -->` and `<!-- end -->`.
+`<!-- generated: NAME -->` and `<!-- end -->`. Blocks of the pages beside this file are `claims`,
+`verdicts`, `sentences`, `summary`, `card`, and a folder's name for its rows.
 """
 
 import argparse
@@ -54,10 +60,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from scipy import special
+
 from experiments import card
 
 HERE = pathlib.Path(__file__).parent
-FRONT, ROWS = HERE / "README.md", HERE / "rows.md"
 FOLDERS = (
     "splitting",
     "heterogeneous_dp",
@@ -68,8 +75,20 @@ FOLDERS = (
     "personalization",
 )
 HEADER = ("of", "the source reports", "theirs", "ours", "verdict", "our size", "why", "command")
-VERDICTS = ("shown", "shown reduced", "refuted", "undecided", "not run", "nothing to run")
-BAND = 2  # standard errors, within which a difference decides nothing
+MEANINGS = {
+    "shown": "our numbers show it at the source's size, or where size does not matter",
+    "shown reduced": "our numbers show it with less data, fewer rounds or a smaller model",
+    "refuted": "the source is in error, and the row gives the evidence",
+    "undecided": "our runs cannot tell: one seed, a difference within the error band, a model at "
+    "chance or not converged, a word without a number, or the opposite of the claim, at reduced "
+    "size or for an unknown cause",
+    "not run": "the row gives the command, the device and the hours that would decide",
+    "nothing to run": "a diagram, a list of settings, or a figure known by its caption alone",
+}
+VERDICTS = tuple(MEANINGS)
+# Rows that coincided or did not, before there were verdicts.
+BEFORE = {"shown": 268, "undecided": 255, "not run": 78, "nothing to run": 9}
+LEVEL = 0.95  # of the interval around a difference, which decides nothing if it contains zero
 FILE = re.compile(r'"([^"]+?\.(?:csv|json|md))(#\d+)?"')
 BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = Mapping[str, Any]
@@ -118,6 +137,34 @@ def standard_error(*spreads: float | None) -> float | None:
     if any(sd is None or n is None or n < 2 for sd, n in pairs):
         return None
     return math.sqrt(sum(sd**2 / n for sd, n in pairs))
+
+
+def welch_degrees(*spreads: float | None) -> float | None:
+    """Computes the degrees of freedom of that error, by Welch and Satterthwaite."""
+    pairs = list(zip(spreads[::2], spreads[1::2], strict=True))
+    if standard_error(*spreads) is None:
+        return None
+    variances = [(sd**2 / n, n - 1) for sd, n in pairs]  # type: ignore[operator]
+    whole = sum(variance for variance, _ in variances)
+    if whole == 0:
+        return min(n for _, n in variances)
+    return whole**2 / sum(variance**2 / n for variance, n in variances)
+
+
+def quantile(degrees: float | None) -> float:
+    """Returns how many standard errors the interval reaches to each side, of Student's t."""
+    share = (1 + LEVEL) / 2
+    return float(special.ndtri(share) if degrees is None else special.stdtrit(degrees, share))
+
+
+def printed(text: str, *values: Any) -> str:
+    """Fills a text as SQLite's printf does, NULL being zero, but rounds as the pages' texts do."""
+    kinds = re.findall(r"%[-+ #0-9.]*([a-z])", text.replace("%%", ""))
+    numbers = (
+        value if kind == "s" else float(0 if value is None else value)
+        for kind, value in zip(kinds, values, strict=False)
+    )
+    return text % tuple(numbers)
 
 
 def smallest_in_errors(*pairs: float | None) -> float | None:
@@ -169,6 +216,9 @@ class Files:
         self.database.create_function("mean", 1, lambda text: _part(text, 0))
         self.database.create_function("spread", 1, lambda text: _part(text, 1))
         self.database.create_function("stderr", -1, standard_error)
+        self.database.create_function("degrees", -1, welch_degrees)
+        # SQLite's own rounds a tie such as 0.355 to another side.
+        self.database.create_function("printf", -1, printed)
         self.database.create_function("in_errors", -1, smallest_in_errors)
 
     def rows(self, query: str) -> list[Row]:
@@ -246,8 +296,8 @@ def judge(item: Row, row: Row) -> tuple[str, str]:
         return "undecided", row["_unclear"]
     if error is None:
         return "undecided", "one seed"
-    if abs(row["_margin"]) <= BAND * error:
-        return "undecided", "within two standard errors"
+    if abs(row["_margin"]) <= quantile(row["_degrees"]) * error:
+        return "undecided", "within the error band"
     if row["_margin"] > 0:
         return ("shown reduced" if row["_reduced"] else "shown"), ""
     if Text().fill(item.get("refuted", ""), row).strip("– "):
@@ -260,10 +310,13 @@ def judged(item: Row, files: Files) -> Iterator[tuple[Row, str, str]]:
     rows: list[Row] = [{}]
     if "rows" in item:
         reduced = item.get("reduced", False)
+        error = item.get("error", "NULL" if "margin" in item else "0")
+        degrees = error.replace("stderr(", "degrees(") if "stderr(" in error else "NULL"
         rule = {
             # A condition is a margin of 1 or -1 without an error.
             "_margin": item.get("margin", f"2 * ({item.get('holds', 'NULL')}) - 1"),
-            "_error": item.get("error", "NULL" if "margin" in item else "0"),
+            "_error": error,
+            "_degrees": item.get("degrees", degrees),
             "_unclear": item.get("unclear", "NULL"),
             "_reduced": reduced if isinstance(reduced, str) else str(int(reduced)),
         }
@@ -350,14 +403,16 @@ def source_table(folder: str) -> str:
 
 
 def claims_table() -> str:
-    """Writes what the sources claim, theirs beside ours."""
+    """Writes what the sources claim, theirs beside ours, and the words that repeat a line."""
     lines = []
     for folder in FOLDERS:
         for number, claim in enumerate(claims(folder), start=1):
-            name = f"[{folder}]({folder}/README.md) 1" if number == 1 else number
+            name = f"[{folder}]({folder}/README.md)" if number == 1 else ""
             verdict, _, _ = claim.verdict.partition(":")
-            lines.append([name, *_cells((claim.claim, claim.theirs, claim.ours, verdict))])
-    return as_table(("folder, line", "the source claims", "theirs", "ours", "verdict"), lines)
+            cells = _cells((claim.claim, claim.theirs, claim.ours, verdict))
+            lines.append([name, *cells, f"`--claim {folder} {number}`"])
+    header = ("source", "it claims", "theirs", "ours", "verdict", "command")
+    return as_table(header, lines)
 
 
 def sentences() -> str:
@@ -388,24 +443,39 @@ def repeat(folder: str, number: str) -> None:
         raise SystemExit(done.returncode)
 
 
+def _counts(folder: str) -> Counter[str]:
+    return Counter(entry.verdict for entry in entries(folder))
+
+
 def summary() -> str:
     """Counts verdicts by source."""
     rows: list[list[Any]] = []
     for folder in FOLDERS:
-        counts = Counter(entry.verdict for entry in entries(folder))
+        counts = _counts(folder)
         link = f"[{folder}]({folder}/README.md)"
         rows.append([link, *(counts[verdict] for verdict in VERDICTS)])
     rows.append(["all", *(sum(row[i] for row in rows) for i in range(1, 1 + len(VERDICTS)))])
     return as_table(("folder", *VERDICTS), rows)
 
 
+def verdicts() -> str:
+    """Says what verdicts mean, and counts lines of the front page and rows, now and before."""
+    lines = Counter(c.verdict.partition(":")[0] for folder in FOLDERS for c in claims(folder))
+    rows = sum(map(_counts, FOLDERS), Counter[str]())
+    body = [
+        [verdict, meaning, lines[verdict], rows[verdict], BEFORE.get(verdict, "–")]
+        for verdict, meaning in MEANINGS.items()
+    ]
+    body.append(["all", "", lines.total(), rows.total(), sum(BEFORE.values())])
+    return as_table(("verdict", "meaning", "lines above", "rows", "rows before"), body)
+
+
 def block(page: pathlib.Path, name: str) -> str:
     """Computes a block of a page."""
-    if page == ROWS:
-        return source_table(name)
-    if page == FRONT:
-        tables = {"claims": claims_table, "summary": summary, "sentences": sentences}
-        return {**tables, "card": card.table}[name]()
+    if page.parent == HERE:
+        parts = {"claims": claims_table, "verdicts": verdicts, "sentences": sentences}
+        parts |= {"summary": summary, "card": card.table}
+        return parts[name]() if name in parts else source_table(name)
     block_ = read_claims(page.parent.name)["block"][name]
     if "function" in block_:
         return pkgutil.resolve_name(block_["function"])()
@@ -417,7 +487,7 @@ def block(page: pathlib.Path, name: str) -> str:
 
 def pages() -> list[pathlib.Path]:
     """Lists the pages with generated blocks."""
-    return [ROWS, *sorted(HERE.rglob("README.md"))]
+    return [*sorted(HERE.glob("*.md")), *sorted(HERE.glob("*/**/README.md"))]
 
 
 def generate(page: pathlib.Path) -> str:

@@ -42,6 +42,9 @@ def test_an_entry_has_a_reason_and_its_figures_come_from_files(folder):
         rules = item.keys() & {"holds", "margin"}
         assert ("ours" in item) == bool(rules) and len(rules) <= 1, name
         assert ("margin" in item) == ("error" in item), name
+        # Degrees of freedom are those of `stderr`, or given.
+        error = item.get("error", "NULL")
+        assert ("degrees" in item) == (error != "NULL" and "stderr(" not in error), name
         needed = {"rows", "theirs", "command"} | ({"size"} if "of" in item else {"sentence"})
         assert not rules or item.keys() >= needed, (name, needed - item.keys())
         # What is in braces is read from a file.
@@ -62,7 +65,10 @@ DECIMAL = re.compile(r"(?<![\w.,])\d*\.\d+(?!\w)")
 FILES = (".csv", ".json", ".md", ".py", ".toml")
 
 
-@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.parent.name)
+FOLDERS = [page for page in PAGES if page.parent != reproduction.HERE]
+
+
+@pytest.mark.parametrize("page", FOLDERS, ids=lambda page: page.parent.name)
 def test_a_decimal_that_is_typed_into_a_page_is_in_a_file_of_its_folder(page):
     """Covers decimal fractions outside blocks, not whole numbers: those are mostly settings."""
     folder = page.parent
@@ -191,7 +197,7 @@ rows = '''SELECT count(*) AS runs FROM "results/runs.csv" '''
 text = "There are {runs} runs."
 """,
         "printed.csv": "# a comment\nplace,method,value\n1,A,90\n1,B,80\n1,C,70\n",
-        "results/runs.csv": "method,value\nA,89.8\nA,90.2\nB,78\n",
+        "results/runs.csv": "method,value\nA,89.95\nA,90.05\nB,78\n",
         "results/one.json": '{"a": 1, "b": NaN}',
         "results/page.md": "| x |\n|---|\n| 7 |\n\n| cell |\n|---|\n| 2 ± 1 |\n",
         "README.md": "<!-- generated: both -->\n<!-- end -->\n"
@@ -201,14 +207,13 @@ text = "There are {runs} runs."
     for name, text in files.items():
         (tmp_path / "source" / name).write_text(text, "utf-8")
     monkeypatch.setattr(reproduction, "HERE", tmp_path)
-    monkeypatch.setattr(reproduction, "ROWS", tmp_path / "rows.md")
     monkeypatch.setattr(reproduction, "FOLDERS", ("source",))
     return tmp_path / "source"
 
 
 def test_numbers_come_from_files_and_verdicts_from_rules(folder):
     a, b, c, figure, diagram = reproduction.entries("source")
-    assert a[:5] == ("Table 1", "A", "90.0", "90.00 ± 0.28", "shown reduced") and a.why == ""
+    assert a[:5] == ("Table 1", "A", "90.0", "90.00 ± 0.07", "shown reduced") and a.why == ""
     assert b[:5] == ("Table 1", "B", "80.0", "78.00", "undecided")
     assert b.why == "One seed. too small Would decide: one device, 3 hours."
     assert c[:5] == ("Table 1", "C", "70.0", "", "not run") and c.size == ""
@@ -217,28 +222,47 @@ def test_numbers_come_from_files_and_verdicts_from_rules(folder):
     assert r"two \| three" in reproduction.source_table("source")
     claim = ("A is best", "far", "90.0", "shown reduced", "`run 90`", "A reaches 90.0.")
     assert reproduction.claims("source") == [claim]
-    line = "| [source](source/README.md) 1 | A is best | far | 90.0 | shown reduced |"
-    assert line in reproduction.claims_table()
+    line = "| [source](source/README.md) | A is best | far | 90.0 | shown reduced |"
+    assert f"{line} `--claim source 1` |" in reproduction.claims_table()
     assert "1. A reaches 90.0. *Shown reduced*: `run 90`" in reproduction.sentences()
     assert "| all | 1 | 1 | 0 | 1 | 1 | 1 |" in reproduction.summary()
+    meaning = reproduction.MEANINGS["shown reduced"]
+    assert f"| shown reduced | {meaning} | 1 | 1 | – |" in reproduction.verdicts()
 
 
 @pytest.mark.parametrize(
     ("values", "verdict", "reason"),
     [
-        # Two values that differ by 2 have the standard error 1; the margin is their mean less 79.
-        ((81.5, 83.5), "shown", ""),
-        ((79.9, 81.9), "undecided", "Within two standard errors."),
-        ((76.1, 78.1), "undecided", "Within two standard errors."),
-        ((75.0, 77.0), "undecided", "Contrary, cause unknown."),
+        # Two values that differ by 2 have the standard error 1, and the band is 12.706 of these.
+        # Of three values that differ by √3 it is 4.303. The margin is their mean less 79.
+        ((90.8, 92.8), "shown", ""),
+        ((90.6, 92.6), "undecided", "Within the error band."),
+        ((65.4, 67.4), "undecided", "Within the error band."),
+        ((65.2, 67.2), "undecided", "Contrary, cause unknown."),
+        ((83.4 - 3**0.5, 83.4, 83.4 + 3**0.5), "shown", ""),
+        ((83.2 - 3**0.5, 83.2, 83.2 + 3**0.5), "undecided", "Within the error band."),
         ((10.0, 10.1), "undecided", "At chance."),
     ],
 )
-def test_a_difference_decides_beyond_two_standard_errors(folder, values, verdict, reason):
+def test_a_difference_decides_beyond_the_interval_of_student(folder, values, verdict, reason):
     lines = "".join(f"B,{value}\n" for value in values)
     (folder / "results" / "runs.csv").write_text(f"method,value\n{lines}", "utf-8")
     entry = reproduction.entries("source")[1]
     assert entry.verdict == verdict and entry.why.startswith(reason)
+
+
+def test_degrees_of_freedom_are_those_of_welch(folder):
+    """Of equal errors they add up; where one error is far larger, they are its own."""
+    query = "SELECT degrees(2, 3) AS a, degrees(1, 3, 1, 3) AS b, degrees(9, 3, 1e-6, 9) AS c"
+    (row,) = reproduction.Files(folder).rows(query + ", degrees(1, 1) AS d, degrees(0, 3) AS e")
+    assert row["a"] == pytest.approx(2) and row["b"] == pytest.approx(4)
+    assert row["c"] == pytest.approx(2) and row["d"] is None and row["e"] == 2
+    assert [round(reproduction.quantile(n), 3) for n in (2, None)] == [4.303, 1.96]
+
+
+def test_texts_and_tables_round_alike(folder):
+    (row,) = reproduction.Files(folder).rows("SELECT printf('%.2f and %d %%', 0.355, NULL) AS text")
+    assert row["text"] == f"{0.355:.2f} and 0 %"
 
 
 @pytest.mark.parametrize(
@@ -273,7 +297,7 @@ def test_blocks_of_a_page_are_written_and_nothing_else(folder, capsys):
     reproduction.main([])
     reproduction.main(["--check"])
     text = page.read_text("utf-8")
-    assert "| A | 89.8 |\n| A | 90.2 |" in text and "There are 3 runs." in text
+    assert "| A | 89.95 |\n| A | 90.05 |" in text and "There are 3 runs." in text
     assert "old" not in text and text.endswith("<!-- end -->\n")
 
 
