@@ -588,6 +588,7 @@ SPECIAL: dict[str, Case] = {
             (mixtures.label_and_size_skew, {}),
             (mixtures.majority_classes, {}),
             (partition.power_law_sizes, {}),
+            (partition.common_pool, {"samples_per_client": 3}),
             (
                 partition.class_mixtures,
                 {"train_per_client": 1, "validation_per_client": 1, "test_per_client": 1},

@@ -1,8 +1,8 @@
 """Ways to deal a pool of examples out to clients.
 
 Every partition is a list with the rows of each client, ascending. Clients share no row and together
-hold all of them, so that a record's privacy is that of its one client; the same arguments and seed
-give the same partition.
+hold all of them, so that a record's privacy is that of its one client; `common_pool` alone differs.
+The same arguments and seed give the same partition.
 """
 
 from collections.abc import Sequence
@@ -340,6 +340,36 @@ def _dealt_classes(
         used[own] += 1
         dealt.append(own)
     return dealt
+
+
+@checked
+def common_pool(
+    num_examples: Count, num_clients: Count, rng: Seed, *, samples_per_client: Count
+) -> list[np.ndarray]:
+    """Draws each client's examples from one pool, without replacement.
+
+    Clients draw independently of each other, so that they may share examples. An algorithm that
+    reads `rows_per_round` new examples in each round reads rows drawn from the pool if a client has
+    as many as all rounds need.
+
+    Args:
+      num_examples: the number of examples in the pool.
+      num_clients: the number of clients.
+      rng: a NumPy generator, or a seed for one.
+      samples_per_client: examples of each client, all its rounds together, at most `num_examples`.
+
+    Returns:
+      The rows of each client, in the order in which they were drawn.
+
+    Raises:
+      ValueError: if the pool has fewer examples than a client draws.
+    """
+    rule = f"be at most {num_examples}, the examples of the pool"
+    checks.require(
+        samples_per_client <= num_examples, "samples_per_client", rule, samples_per_client
+    )
+    rng = np.random.default_rng(rng)
+    return [rng.choice(num_examples, samples_per_client, replace=False) for _ in range(num_clients)]
 
 
 @checked

@@ -4,7 +4,7 @@ import functools
 import math
 import time
 from fractions import Fraction
-
+from itertools import pairwise
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -516,3 +516,16 @@ def test_equal_rests_of_classes_are_drawn_by_chance():
         partition.split_clients([np.arange(2)], 0, labels=np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"clients\[0\] must name rows in \[0, 2\), got 2"):
         partition.split_clients([np.arange(3)], 0, labels=np.zeros(2))
+
+
+def test_clients_draw_from_a_common_pool_each_by_itself():
+    rows = partition.common_pool(100, 2000, 0, samples_per_client=10)
+    assert all(len(set(own.tolist())) == 10 for own in rows)
+    # Each row is a client's with probability 1/10, whatever rows other clients have.
+    counts = np.bincount(np.concatenate(rows), minlength=100)
+    assert len(counts) == 100 and abs(counts - 200).max() < 5 * np.sqrt(2000 * 0.1 * 0.9)
+    shared = np.mean([len(np.intersect1d(a, b)) for a, b in pairwise(rows)])
+    # Hypergeometric: 10 · 10 / 100 rows on average, with variance .818.
+    assert abs(shared - 1) < 5 * np.sqrt(0.818 / 1999)
+    with pytest.raises(ValueError, match="samples_per_client must be at most the pool's 5, got 6"):
+        partition.common_pool(5, 2, 0, samples_per_client=6)

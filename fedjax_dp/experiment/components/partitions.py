@@ -144,20 +144,13 @@ def shifted_clusters(
 
 
 def common_pool(pool: Dataset, num_clients: int, seed: int, *, samples_per_client: Count) -> Spread:
-    """Draws each client's examples from one pool, without replacement, in random order.
-
-    Clients draw independently of each other, and hold nothing out for tests of their own. An
-    algorithm that reads new examples in each round, `rows_per_round` of them, reads rows that are
-    drawn anew from the pool if a client has as many as all rounds need.
+    """Draws each client's examples from one pool; clients hold nothing out for tests of their own.
 
     Args:
       samples_per_client: examples that each client draws, all its rounds together.
     """
-    size = len(pool.train["y"])
-    rule = f"be at most {size}, the examples of the pool"
-    checks.require(samples_per_client <= size, "samples_per_client", rule, samples_per_client)
-    rng = np.random.default_rng([seed, _TRAIN])
-    rows = [rng.choice(size, samples_per_client, replace=False) for _ in range(num_clients)]
+    size, rng = len(pool.train["y"]), np.random.default_rng([seed, _TRAIN])
+    rows = partition.common_pool(size, num_clients, rng, samples_per_client=samples_per_client)
     arrays_of_pool = flat(pool.train).items()
     copies = [{n: disk_arrays.take(a, own) for n, a in arrays_of_pool} for own in rows]
     return Spread(FederatedData.from_clients(copies), None, None, rows)
