@@ -5,6 +5,7 @@ import math
 import time
 from fractions import Fraction
 from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -527,5 +528,5 @@ def test_clients_draw_from_a_common_pool_each_by_itself():
     shared = np.mean([len(np.intersect1d(a, b)) for a, b in pairwise(rows)])
     # Hypergeometric: 10 · 10 / 100 rows on average, with variance .818.
     assert abs(shared - 1) < 5 * np.sqrt(0.818 / 1999)
-    with pytest.raises(ValueError, match="samples_per_client must be at most the pool's 5, got 6"):
+    with pytest.raises(ValueError, match=r"samples_per_client must be at most 5, the .* got 6"):
         partition.common_pool(5, 2, 0, samples_per_client=6)
