@@ -125,6 +125,7 @@ def test_a_configuration_names_the_folder_and_its_adapters(tmp_path):
     folder = write(tmp_path, tensors())
 
     class Population:
+        has_class_labels = False
         num_classes = VOCABULARY
         train = None
 

@@ -131,6 +131,7 @@ def test_a_configuration_names_the_folder_and_its_adapters(tmp_path):
     folder = write(tmp_path, tensors())
 
     class Population:
+        has_class_labels = False
         num_classes = VOCABULARY
         train = None
 
@@ -223,7 +224,7 @@ def test_no_part_of_a_damaged_folder_is_that_of_the_seed(tmp_path):
     arrays = tensors()
     del arrays["model.layers.1.mlp.up_proj.weight"]
     section = ModelSection(name="llama", pretrained=write(tmp_path, arrays))
-    population = SimpleNamespace(num_classes=VOCABULARY, train=None)
+    population = SimpleNamespace(num_classes=VOCABULARY, train=None, has_class_labels=False)
     with pytest.MonkeyPatch.context() as patched:
         name = "fedjax_dp.experiment.assembly.build.example_structure"
         patched.setattr(name, lambda train: {"x": TEXT})
