@@ -19,8 +19,8 @@ An `[[item]]`, a row of `rows.md`, has
   numbers without chance. `margin` and `error` are for all others: how far our numbers lie on the
   side that the finding names, and its standard error over seeds. A margin decides if it is larger
   than the error times the 97.5 % quantile of Student's t, 12.7 for two seeds and 4.3 for three. Its
-  `degrees` of freedom follow from `stderr`, where the error is written with it. They are NULL, for
-  the normal quantile, where the error is no spread over seeds, but that of a share;
+  `degrees` of freedom follow from an error that is one call of `stderr`. They are NULL, for the
+  normal quantile, where the error is that of a sum or a share over many draws;
 - `unclear`: SQL, why our numbers cannot decide ("at chance"), or NULL; it goes before the rule. A
   reading of ours of a word that the source does not quantify ("close") may show, and never refute;
 - `reduced`: whether ours is smaller than the source's, true or an SQL condition;
@@ -89,6 +89,7 @@ VERDICTS = tuple(MEANINGS)
 # Rows that coincided or did not, before there were verdicts.
 BEFORE = {"shown": 268, "undecided": 255, "not run": 78, "nothing to run": 9}
 LEVEL = 0.95  # of the interval around a difference, which decides nothing if it contains zero
+SPREAD = re.compile(r"stderr\([^()]*\)")
 FILE = re.compile(r'"([^"]+?\.(?:csv|json|md))(#\d+)?"')
 BLOCK = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = Mapping[str, Any]
@@ -159,9 +160,9 @@ def quantile(degrees: float | None) -> float:
 
 def printed(text: str, *values: Any) -> str:
     """Fills a text as SQLite's printf does, NULL being zero, but rounds as the pages' texts do."""
-    kinds = re.findall(r"%[-+ #0-9.]*([a-z])", text.replace("%%", ""))
+    kinds = re.findall(r"%[-+ #0-9.]*([a-zA-Z])", text.replace("%%", ""))
     numbers = (
-        value if kind == "s" else float(0 if value is None else value)
+        ("" if value is None else value) if kind == "s" else float(0 if value is None else value)
         for kind, value in zip(kinds, values, strict=False)
     )
     return text % tuple(numbers)
@@ -311,7 +312,7 @@ def judged(item: Row, files: Files) -> Iterator[tuple[Row, str, str]]:
     if "rows" in item:
         reduced = item.get("reduced", False)
         error = item.get("error", "NULL" if "margin" in item else "0")
-        degrees = error.replace("stderr(", "degrees(") if "stderr(" in error else "NULL"
+        degrees = f"degrees{error.removeprefix('stderr')}" if SPREAD.fullmatch(error) else "NULL"
         rule = {
             # A condition is a margin of 1 or -1 without an error.
             "_margin": item.get("margin", f"2 * ({item.get('holds', 'NULL')}) - 1"),

@@ -11,7 +11,7 @@ import numpy as np
 from chex import PRNGKey
 from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 
-from fedjax_dp.clients.base import LocalConfig, LocalTrainer, TrainingMetrics
+from fedjax_dp.clients.base import RANGES, LocalConfig, LocalTrainer, TrainingMetrics
 from fedjax_dp.clients.client_data import ClientData
 from fedjax_dp.clients.selection import Choice
 from fedjax_dp.clients.transforms import UpdateTransform
@@ -399,20 +399,20 @@ class Training(NamedTuple):
 
     Attributes:
       config: the numbers of local training that a run starts with.
-      ranges: of these numbers, see `core.ranges`.
       num_steps: `(size, config) -> steps` of a client, by which clients are grouped.
       record: the claim for records, with the numbers of a `Hyper`; None for nothing.
       check_noised: raises a ValueError if noise on updates would move parameters that training does
         not.
       reads_validation: whether clients read a second split of their data in a round.
+      ranges: of the numbers of `config`, see `core.ranges`.
     """
 
     config: LocalConfig
-    ranges: Mapping[str, Any]
     num_steps: Callable[[Any, LocalConfig], Any]
     record: RecordClaim | None = None
     check_noised: Callable[[], None] = lambda: None
     reads_validation: bool = False
+    ranges: Mapping[str, Any] = RANGES
 
     def steps_of(self, clients: jax.Array, sizes: jax.Array, local: LocalConfig) -> jax.Array:
         """Counts the local steps of clients.
@@ -678,11 +678,11 @@ def training_of(
     """
     return Training(
         trainer.config,
-        trainer.ranges,
         num_steps or trainer.num_steps,
         record or claim_of(trainer, lambda hyper: hyper.local),
         partial(trainer.check_noised, sent) if sends_models else lambda: None,
         reads_validation,
+        trainer.ranges,
     )
 
 

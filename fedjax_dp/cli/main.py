@@ -133,6 +133,10 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.EPIPE:
             _end_without_a_reader()
+        if isinstance(error, ChildProcessError):
+            # Of a worker of a sweep, whose error is in the text.
+            _end_if_out_of_memory(error)
+            _end(str(error), 1)
         is_plain = error.filename is None or error.strerror is None
         _end(str(error) if is_plain else f"{error.filename} cannot be used: {error.strerror}")
     except (ValueError, MissingPackageError) as error:
@@ -143,9 +147,8 @@ def main() -> None:
         # Errors of Typer, whose type differs between its versions.
         if hasattr(error, "format_message"):
             _end(error.format_message().strip())
-        # JAX has no type for it.
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-            _end(f"out of memory: {error}; {_SMALLER}")
+        if isinstance(error, RuntimeError):
+            _end_if_out_of_memory(error)
         if terminal.is_interrupted():
             _end("interrupted", 130)
         if not _wants_json():
@@ -168,6 +171,12 @@ def _end(text: str, status: int = 2) -> NoReturn:
         with contextlib.suppress(OSError):
             print_document(sys.stdout, name, status, {"error": text})
     sys.exit(status)
+
+
+def _end_if_out_of_memory(error: Exception) -> None:
+    # JAX has no type for it.
+    if "RESOURCE_EXHAUSTED" in str(error):
+        _end(f"out of memory: {error}; {_SMALLER}")
 
 
 def _end_without_a_reader() -> NoReturn:

@@ -214,7 +214,6 @@ class LocalTrainer(NamedTuple):
     Attributes:
       train: trains one client, see `Train`.
       config: the numbers of training for the population.
-      ranges: of these numbers, see `core.ranges`.
       num_steps: `(size, config) -> steps` of a client of that size.
       claim: the guarantee of one run of `train` to a record, its numbers being a `LocalConfig`;
         None if absent.
@@ -225,16 +224,17 @@ class LocalTrainer(NamedTuple):
         unchanged.
       reading_whole: `(whole_batches) -> LocalTrainer` for which an infinite batch size means all
         records of a client; None if not offered.
+      ranges: of the numbers of `config`, see `core.ranges`.
     """
 
     train: Train
     config: LocalConfig
-    ranges: Mapping[str, Any]
     num_steps: NumSteps
     claim: RecordClaim | None
     sends: Literal["gradients", "delta", "transformed"] = "delta"
     check_noised: CheckNoised = lambda is_sent=None: None
     reading_whole: Callable[[Any], "LocalTrainer"] | None = None
+    ranges: Mapping[str, Any] = RANGES
 
     @property
     def is_private(self) -> bool:

@@ -1,17 +1,17 @@
 """The numbers of optimisers of local training, and what these must do."""
 
+import contextlib
 import inspect
-import typing
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_dp.clients.base import RANGES
-from fedjax_dp.core import trees
+from fedjax_dp.core import ranges, trees
 from fedjax_dp.core.ranges import Decay, NonNegative, Positive
 from fedjax_dp.core.trees import PyTree, library_promotion
 from fedjax_dp.models.base import Model
@@ -61,6 +61,8 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     },
     "yogi": _MOMENTS,
 }
+# Options of the same names in all of Optax.
+_OF_OPTAX = {**_ADAM, "b3": Decay, "decay": Decay, "momentum": Decay, "weight_decay": NonNegative}
 
 
 def ranges_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -68,24 +70,29 @@ def ranges_of(optimizer: Optimizer) -> dict[str, Any]:
 
     They are those of its annotations; Optax has none, and `KINDS` or `sgd` has those of its own.
     """
-    factory: Any = inspect.unwrap(getattr(optimizer, "func", optimizer))
-    of_optax = (kinds for name, kinds in KINDS.items() if getattr(optax, name) is factory)
-    if (kinds := next(of_optax, None)) is None:
-        try:
-            factory = sgd if factory is optax.sgd else factory
-            kinds = typing.get_type_hints(factory, include_extras=True)
-        except (TypeError, NameError, AttributeError):
-            # A ready optimiser, or annotations that only a type checker can read.
-            kinds = {}
-    # An option that may be none is a number all the same.
-    alike = {name: [kind, *typing.get_args(kind)] for name, kind in kinds.items()}
-    found = {
-        name: one
-        for name, either in alike.items()
-        for one in either
-        if typing.get_origin(one) is Annotated and typing.get_args(one)[0] in (int, float)
-    }
-    return {**RANGES, "optimizer": found}
+    factory: Any = optimizer
+    while (inner := getattr(factory, "func", getattr(factory, "__wrapped__", None))) is not None:
+        factory = inner
+    kinds = next((kinds for name, kinds in KINDS.items() if getattr(optax, name) is factory), None)
+    if kinds is None:
+        is_of_optax = str(getattr(factory, "__module__", "")).startswith("optax.")
+        options = _annotations(sgd if factory is optax.sgd else optimizer)
+        kinds = {
+            name: _OF_OPTAX.get(name) if is_of_optax and factory is not optax.sgd else kind
+            for name, kind in options.items()
+        }
+    found = {name: ranges.of_annotation(kind) for name, kind in kinds.items()}
+    return {**RANGES, "optimizer": {name: kind for name, kind in found.items() if kind is not None}}
+
+
+def _annotations(factory: Any) -> dict[str, Any]:
+    """Lists the options of an optimiser factory with their annotations, as far as Python knows."""
+    for evaluated in (True, False):
+        # Annotations may be texts that only a type checker can read.
+        with contextlib.suppress(Exception):
+            options = inspect.signature(factory, eval_str=evaluated).parameters.items()
+            return {name: option.annotation for name, option in options}
+    return {}
 
 
 def check_noised(

@@ -65,12 +65,12 @@ class TrainingLoop:
         return LocalTrainer(
             self,
             config,
-            ranges_of(self.optimizer),
             self.num_steps,
             None if self.rule.event is None else RecordClaim((self.event,)),
             sends="transformed" if self.transforms else sends,
             check_noised=partial(check_noised, self.model, lambda: self.optimizer_of(first)),
             reading_whole=lambda whole: self.reading_whole(whole).trainer(config),
+            ranges=ranges_of(self.optimizer),
         )
 
     def reading_whole(self, whole: WholeBatches) -> "TrainingLoop":

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import jax
 import numpy as np
@@ -88,6 +88,25 @@ _HOLDS = {
     Le: lambda x, limit: x <= limit.le,
     ZeroOrAtLeast: lambda x, limit: (x == 0) | (x >= limit.least),
 }
+
+
+def of_annotation(annotation: Any) -> Any | None:
+    """Returns the range that an annotation states, or one of its alternatives; None for no range.
+
+    Other metadata than limits say nothing of a range, such as a text.
+    """
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is Annotated:
+            base, *found = get_args(kind)
+            limits = [limit for each in found for limit in _parts(each) if type(limit) in _HOLDS]
+            if limits:
+                return Annotated[base, *limits]
+    return None
+
+
+def _parts(metadata: Any) -> Sequence[Any]:
+    is_group = isinstance(metadata, GroupedMetadata) and type(metadata) not in _HOLDS
+    return [*metadata] if is_group else [metadata]
 
 
 def check(numbers: Mapping[str, Any], ranges: Mapping[str, Any], prefix: str = "") -> None:

@@ -158,7 +158,7 @@ def _on_images(name: str, change: Callable[[jax.Array, PRNGKey], jax.Array]) -> 
 def _require_inside(name: str, pixels: int, x: jax.Array, less: int = 0) -> None:
     """Requires a number of pixels of at most the smaller side of an image, or so many less."""
     most = min(x.shape[:2]) - less
-    rule = f"be at most {most}, {'one less than ' * bool(less)}a side of the image"
+    rule = f"be at most {most}, {'one less than ' * bool(less)}the smaller side of the image"
     checks.require(pixels <= most, name, rule, pixels)
 
 

@@ -348,9 +348,11 @@ def common_pool(
 ) -> list[np.ndarray]:
     """Draws each client's examples from one pool, without replacement.
 
-    Clients draw independently of each other, so that they may share examples. An algorithm that
-    reads `rows_per_round` new examples in each round reads rows drawn from the pool if a client has
-    as many as all rounds need.
+    Clients draw independently of each other, so that they may share examples; none has an example
+    twice, so that later rounds of new examples exclude those of earlier ones.
+
+    Guarantee: none for an example that several clients have. A claim for records is for that of one
+    client, and a run with this partition counts those that are shared.
 
     Args:
       num_examples: the number of examples in the pool.

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 from marks import slow
@@ -10,6 +11,7 @@ from typer.main import get_command
 
 from fedjax_dp.cli import main
 from fedjax_dp.core.packages import installer, libraries
+from fedjax_dp.experiment import WorkerError
 
 SLOW = ("jax", "numpy", "scipy", "sklearn", "flax", "optax", "dp_accounting", "matplotlib")
 
@@ -86,6 +88,7 @@ def test_a_document_may_be_asked_for_before_the_command(fedjax_dp):
     [
         MemoryError("Unable to allocate 7.28 TiB for an array"),
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"),
+        WorkerError("a worker failed: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"),
     ],
 )
 def test_out_of_memory_names_what_to_change(monkeypatch, capsys, error):
@@ -98,6 +101,13 @@ def test_out_of_memory_names_what_to_change(monkeypatch, capsys, error):
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.startswith("error: out of memory: ")
     assert str(error) in said and "execution.clients_per_chunk" in said
+
+
+def test_the_error_of_a_worker_has_no_traceback_of_this_process(monkeypatch, capsys):
+    monkeypatch.setattr(main, "app", Mock(side_effect=WorkerError("3 workers in a row died")))
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert (ended.value.code, capsys.readouterr().err) == (1, "error: 3 workers in a row died\n")
 
 
 def test_a_package_that_is_missing_is_named_in_one_line(fedjax_dp, monkeypatch, tmp_path):

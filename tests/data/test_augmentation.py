@@ -322,14 +322,18 @@ def test_numbers_out_of_range_are_refused(make, error):
 @pytest.mark.parametrize(
     "transform, x, error",
     [
-        (augmentation.cutout(9), kind(8, 12, 3), "cutout.size must be at most 8, a side"),
-        (augmentation.crop(9), kind(8, 12, 3), "crop.padding must be at most 8, a side"),
+        (augmentation.cutout(9), kind(8, 12, 3), "cutout.size must be at most 8, the smaller"),
+        (augmentation.crop(9), kind(8, 12, 3), "crop.padding must be at most 8, the smaller"),
         (
             augmentation.crop(13, mode="symmetric"),
             kind(16, 12),
-            "padding must be at most 12, a side",
+            "padding must be at most 12, the smaller",
         ),
-        (augmentation.crop(13, mode="edge"), kind(16, 12), "padding must be at most 12, a side"),
+        (
+            augmentation.crop(13, mode="edge"),
+            kind(16, 12),
+            "padding must be at most 12, the smaller",
+        ),
         (augmentation.crop(8, mode="reflect"), kind(8, 12), "padding must be at most 7, one less"),
         (augmentation.color(saturation=0.5), kind(8, 8), "color.saturation must be 0 for images"),
         (augmentation.crop(1, fill=0.5), kind(8, 8, dtype=jnp.uint8), "crop.fill must be an int"),

@@ -50,7 +50,7 @@ def algorithm(finish=None) -> FederatedAlgorithm:
         client=client,
         aggregator=uniform_mean(),
         server_step=server_step,
-        training=Training(LocalConfig(learning_rate=RATES), {}, lambda size, config: size),
+        training=Training(LocalConfig(learning_rate=RATES), lambda size, config: size),
         numbers=Numbers({"rate": 0.25}),
         client_state=ClientState(lambda server: 2 * server["params"], finish),
     )
@@ -144,7 +144,7 @@ def _reads_validation() -> FederatedAlgorithm:
         client=client,
         aggregator=uniform_mean(),
         server_step=lambda server, aggregate, hyper, round, key: (aggregate, {}),
-        training=Training(LocalConfig(), {}, lambda size, config: size),
+        training=Training(LocalConfig(), lambda size, config: size),
     )
 
 

@@ -89,7 +89,7 @@ def sending(message_of, num_clients, *, own=None, broadcast=None, aggregator=sum
         client=client,
         aggregator=aggregator(contribute),
         server_step=lambda server, total, hyper, round, key: (server, {}),
-        training=Training(LocalConfig(0.1, 1, 1), {}, lambda size, config: jnp.int32(1)),
+        training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
         client_state=None
         if own is None
         else ClientState(lambda server: own, known=lambda own: own),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from annotated_types import Gt, Le
+from annotated_types import Gt, Interval, Le
 from dp_accounting import rdp
 from marks import slow, telling
 from small_problem import NUM_CLIENTS, make_data, make_model
@@ -192,6 +192,20 @@ def bounded(learning_rate, *, reach: Annotated[float, Gt(0), Le(2)] = 1.0):
     return optax.sgd(reach * learning_rate)
 
 
+class Bounded:
+    def __call__(self, learning_rate, *, reach: Annotated[float, Interval(gt=0, le=2)] = 1.0):
+        return optax.sgd(reach * learning_rate)
+
+
+def documented(
+    learning_rate,
+    *,
+    reach: Annotated[float, "a text", Gt(0), Le(2)] = 1.0,
+    other: "Unknown" = 1.0,  # noqa: F821
+):
+    return optax.sgd(reach * other * learning_rate)
+
+
 def _of_optimizer(optimizer, **numbers):
     config = LocalConfig(learning_rate=0.3, batch_size=4, optimizer=numbers)
     algorithm = fedavg(make_model(), local_trainer(make_model(), config, optimizer=optimizer))
@@ -206,7 +220,10 @@ def _of_optimizer(optimizer, **numbers):
         (partial(optax.adamw, nesterov=True), "b2", 0.9, 1.0, r"in \[0, 1\)"),
         (optax.rmsprop, "eps", 1e-3, 0.0, "above 0"),
         (optax.inject_hyperparams(optax.yogi), "b1", 0.9, 1.0, r"in \[0, 1\)"),
+        (optax.inject_hyperparams(partial(optax.lion)), "b1", 0.9, 1.0, r"in \[0, 1\)"),
         (bounded, "reach", 1.0, 3.0, r"in \(0, 2\]"),
+        (Bounded(), "reach", 1.0, 3.0, r"in \(0, 2\]"),
+        (documented, "reach", 1.0, 3.0, r"in \(0, 2\]"),
     ],
 )
 def test_numbers_of_an_optimiser_stay_in_the_range_of_a_constant(
@@ -221,7 +238,13 @@ def test_numbers_of_an_optimiser_stay_in_the_range_of_a_constant(
     assert scheduled(made, {own: [1.0, 0.5]}, ROUNDS).hyper.factors
 
 
-@pytest.mark.parametrize("optimizer", [optax.adam(0.1), lambda rate, bold=0: optax.sgd(rate)])
+def _described(rate, *, bold: Annotated[float, "how bold"] = 0.0):
+    return optax.sgd(rate * (1 + bold))
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.adam(0.1), lambda rate, bold=0: optax.sgd(rate), _described]
+)
 def test_an_optimiser_without_annotations_has_no_ranges(optimizer):
     assert not ranges_of(optimizer)["optimizer"]
 

@@ -384,7 +384,7 @@ def test_a_run_that_is_extended_beyond_its_curves_warns_once(tmp_path):
         experiment.resume(tmp_path / "run", heard, words=[f"--run.rounds={rounds}"])
         found.append([text for text in heard.warnings if "schedules" in text])
     warning = (
-        "schedules.training.learning_rate ended with round 2: each later round has its final "
+        "schedules.training.learning_rate ends with round 2: each later round has its final "
         "factor, 0; for a curve over 3 rounds start a new run"
     )
     assert found == [[], [warning], []]
@@ -406,7 +406,7 @@ def test_curves_that_lasted_as_long_as_the_planned_run_are_named(curve, end):
     config = read("--run.rounds=5", f"--schedules.{RATE}={curve}")
     longer = config.model_copy(update={"run": config.run.model_copy(update={"rounds": 8})})
     found = list(ended_curves(longer, 5))
-    assert [f"ended with round {end}:" in text for text in found] == [True] * (end is not None)
+    assert [f"ends with round {end}:" in text for text in found] == [True] * (end is not None)
     assert not list(ended_curves(config, 5))
 
 

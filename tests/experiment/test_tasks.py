@@ -111,6 +111,10 @@ def test_outputs_follow_the_data_and_weights_the_configuration():
             r"model\.name must be a model of classes, .* got 'poisson_regression'",
         ),
         (
+            ("--data.options.label=kind", "--model.name=least_squares"),
+            r"model\.name must be a model of classes, .* got 'least_squares'",
+        ),
+        (
             ("--data.options.label=kind", "--model.name=linear_regression"),
             r"model\.name must be a model of classes, .* got 'linear_regression'",
         ),

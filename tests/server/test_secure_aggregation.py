@@ -256,7 +256,7 @@ def engine_round(form, neighbors=None, chunk=2, bits=32, rows=SENT, kind=Summed,
         client=client,
         aggregator=aggregator,
         server_step=lambda server, total, hyper, round, key: (server, {"total": total}),
-        training=Training(LocalConfig(0.1, 1, 1), {}, lambda size, config: jnp.int32(1)),
+        training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
     )
     ones = np.ones(SLOTS + more, np.int32)
     examples = Examples({}, 0 * ones, ones, is_by_slot=True)

@@ -71,7 +71,7 @@ def played(fates, kind=Summed):
         client=client,
         aggregator=secure_sum(kind),
         server_step=lambda server, total, hyper, round, key: (server, {"total": total}),
-        training=Training(LocalConfig(0.1, 1, 1), {}, lambda size, config: jnp.int32(1)),
+        training=Training(LocalConfig(0.1, 1, 1), lambda size, config: jnp.int32(1)),
         numbers=Numbers({"fails": Fate.NOT_FINITE in fates}),
     )
     before = np.where(np.array(fates) == Fate.NOT_FINITE, Fate.CONTRIBUTED, fates).astype(np.int8)

@@ -85,11 +85,12 @@ def build_model(section: ModelSection, population: Population, seed: int) -> Mod
 
 def _require_fitting_loss(section: ModelSection, population: Population, model: Model) -> None:
     """Refuses losses of numbers, or of several labels, where each example has one class."""
-    loss = declared(model.loss_fn)
-    if loss is None or is_own(section.name) or not population.has_class_labels:
+    if is_own(section.name) or not population.has_class_labels:
         return
-    rule = "be a model of classes, as labels are unless data.options.task is 'regression'"
-    checks.require(loss.targets not in ("numbers", "counts"), "model.name", rule, section.name)
+    loss = declared(model.loss_fn)
+    is_of_numbers = model.is_quadratic or (loss and loss.targets in ("numbers", "counts"))
+    rule = "be a model of classes, since each example has a class"
+    checks.require(not is_of_numbers, "model.name", rule, section.name)
     given, rule = section.options.get("loss"), "be a loss of one class for each example"
     checks.require(given != "binary_cross_entropy", "model.options.loss", rule, given)
 

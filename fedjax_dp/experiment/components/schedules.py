@@ -256,13 +256,13 @@ def after_plateaus(
 def ended_curves(config: Config, planned: int) -> Iterator[str]:
     """Describes curves that lasted as many rounds as were planned, in a run that is extended."""
     rounds = config.run.rounds
-    factors = tables_of(config.schedules, rounds)
+    factors = tables_of(config.schedules, rounds) if planned < rounds else {}
     for key, table in entries_of(config.schedules).items():
         length = table.get("rounds", len(table.get("factors", ())))
         end = length + table.get("warm_up", 0)
         if length and not is_own(table["curve"]) and planned <= end < rounds:
             yield (
-                f"{_HERE}.{key} ended with round {end}: each later round has its final factor, "
+                f"{_HERE}.{key} ends with round {end}: each later round has its final factor, "
                 f"{factors[name_of(key)][-1]:.4g}; for a curve over {rounds} rounds start a new run"
             )
 

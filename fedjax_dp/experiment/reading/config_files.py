@@ -129,7 +129,10 @@ def overlap(one: str, other: str) -> bool:
 
 
 def to_toml(config: Config) -> str:
-    """Writes every value that is not None; `load_config` reads an equal configuration back."""
+    """Writes every value that is not None, and that the data do not decide.
+
+    `load_config` reads an equal configuration back.
+    """
     tables, off, given = dict[str, Any](), config.without_effect(), given_in(config)
     for key, section in sections_in(config):
         prefix, defaults = f"{key}." if key else "", type(section).model_fields
