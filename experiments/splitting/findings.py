@@ -136,11 +136,14 @@ def _lines(curves: Curves, problem: str) -> list[Row]:
 def _schedules(curves: Curves, figure: str, problem: str) -> list[Row]:
     """Compares the constant step, below the schedules' first, with each of them."""
     method = "FedProx" if figure == "2.5" else "FedRP"
-    own = {
-        label.partition(", ")[2]: curve
-        for label, curve in curves.of("2.5", problem).items()
-        if label.startswith(method)
-    }
+    own, longer = (
+        {
+            label.partition(", ")[2]: curve
+            for label, curve in curves.of(name, problem).items()
+            if label.startswith(method)
+        }
+        for name in ("2.5", "2.5 longer")
+    )
     ends = {label: _end(curve) for label, curve in own.items()}
     constant, inverse = own["constant"], own["inverse"]
     others = [label for label in own if label != "constant"]
@@ -158,12 +161,13 @@ def _schedules(curves: Curves, figure: str, problem: str) -> list[Row]:
             _text(early),
             early["constant"] <= min(early.values()) * 1.01,
         )
-    worse = [label for label in others if ends[label] >= ends["constant"]]
     # The limit of a step is the worse the larger it is: a schedule is better once it is shorter.
-    last = {
-        label: FIRST[problem] * float(curve_of(label, PERIOD)(own[label]["rounds"][-1]))
-        for label in others
-    }
+    latest = own | longer
+    rounds = {label: latest[label]["rounds"][-1] for label in others}
+    last = {r: FIRST[problem] * float(curve_of(r, PERIOD)(rounds[r])) for r in others}
+    limits = {label: _end(curve) for label, curve in latest.items()}
+    after = "".join(f"; {label} after {rounds[label] + 1:,} rounds" for label in longer)
+    worse = [label for label in others if limits[label] >= limits["constant"]]
     is_early = bool(worse) and min(last[label] for label in worse) > CONSTANT[problem]
     better = "before convergence" if is_early else _verdict(not worse)
     hurt = {
@@ -185,7 +189,8 @@ def _schedules(curves: Curves, figure: str, problem: str) -> list[Row]:
             figure,
             problem,
             "schedules end at better values than it",
-            f"{_text(ends)}; last steps {_text(last)}, the constant one {CONSTANT[problem]:g}",
+            f"{_text(limits)}; last steps {_text(last)}, the constant one "
+            f"{CONSTANT[problem]:g}{after}",
             better,
         ),
         (

@@ -1,5 +1,6 @@
 """Which curves each convex figure of chapter 2 consists of."""
 
+import itertools
 from collections.abc import Iterator
 
 from experiments.splitting.curves import INNER_RATE, METHODS, Group, Setting
@@ -11,6 +12,8 @@ DECAYS = (1, 1 / 2, 1 / 5, 1 / 10, 1 / 20, 1 / 50)
 SCHEDULES = ("constant", "inverse", "inverse_sqrt", "inverse_log10", "exponential")
 SIGMAS = (0.25, 2.0, 10.0)
 PERIOD = 500
+# Rounds after which the steps of these two are shorter than the constant one beside them.
+LONGER = {"inverse_log10": 12_000, "exponential": 2_000}
 # Step sizes: of local training, of proximal steps, of these in the first round of a schedule, and
 # of the constant step beside the schedules, which the chapter sets lower than schedules begin.
 FEDAVG = {"ls": 1e-5, "lr": 2e-3}
@@ -73,16 +76,27 @@ def _lines(problem: str) -> Iterator[Group]:
         yield plain._replace(figure="2.4 plain")
 
 
+def _schedule(problem: str, schedule: str, rounds: int, part: str = "") -> Group:
+    period = PERIOD if schedule == "exponential" else None
+    first = CONSTANT if schedule == "constant" else FIRST
+    curves = {
+        f"{method}, {schedule}": _numbers(problem, method, first[problem], FIRST_TOLERANCE)
+        for method in ("FedProx", "FedRP")
+    }
+    of = (problem, 0.25, "prox", rounds, schedule, period)
+    return _group("2.5", f"{part}{problem}-{schedule}", curves, INNER_STEPS, *of)
+
+
 def _schedules(problem: str) -> Iterator[Group]:
     for schedule in SCHEDULES:
-        period = PERIOD if schedule == "exponential" else None
-        first = CONSTANT if schedule == "constant" else FIRST
-        curves = {
-            f"{method}, {schedule}": _numbers(problem, method, first[problem], FIRST_TOLERANCE)
-            for method in ("FedProx", "FedRP")
-        }
-        of = (problem, 0.25, "prox", ROUNDS[problem], schedule, period)
-        yield _group("2.5", f"{problem}-{schedule}", curves, INNER_STEPS, *of)
+        yield _schedule(problem, schedule, ROUNDS[problem])
+
+
+def longer() -> list[Group]:
+    """Schedules of figure 2.5 until their steps are shorter than the constant one."""
+    of = itertools.product(ROUNDS, LONGER.items())
+    found = [_schedule(problem, *setting, "longer-") for problem, setting in of]
+    return [group._replace(figure="2.5 longer") for group in found]
 
 
 def _heterogeneity() -> Iterator[Group]:

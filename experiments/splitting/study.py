@@ -19,7 +19,7 @@ from rich.console import Console
 
 from experiments.splitting import findings, pictures
 from experiments.splitting.curves import Group, Setting, run
-from experiments.splitting.grid import groups
+from experiments.splitting.grid import groups, longer
 from experiments.splitting.problems import problem_of
 
 # Rounds of a curve that are kept: the first ones, then ever fewer.
@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder, console, started = options.output / "curves", Console(), time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [g for g in groups() if not options.only or g.figure.split()[0] in options.only]
+    every = [*groups(), *longer()]
+    wanted = [g for g in every if not options.only or g.figure.split()[0] in options.only]
     batches: dict[Setting, list[Group]] = {}
     for group in wanted:
         if not is_done(group, folder):
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for line in job.result():
                 done += 1
                 console.print(f"[{done}/{len(wanted)}] {line}", markup=False)
-    kept = [group for group in groups() if is_done(group, folder)]
+    kept = [group for group in every if is_done(group, folder)]
     results = [json.loads((folder / f"{g.name}.json").read_text("utf-8")) for g in kept]
     text = findings.as_markdown(results)
     (options.output / "findings.md").write_text(text, "utf-8")
