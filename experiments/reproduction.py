@@ -295,9 +295,11 @@ def judge(item: Row, row: Row) -> tuple[str, str]:
     error = row["_error"]
     if row["_unclear"] is not None:
         return "undecided", row["_unclear"]
-    if error is None:
+    degrees = row["_degrees"]
+    # Without an error there is no chance in the numbers, whatever the degrees of freedom.
+    if error is None or (error > 0 and degrees is not None and degrees < 1):
         return "undecided", "one seed"
-    if abs(row["_margin"]) <= quantile(row["_degrees"]) * error:
+    if error > 0 and abs(row["_margin"]) <= quantile(degrees) * error:
         return "undecided", "within the error band"
     if row["_margin"] > 0:
         return ("shown reduced" if row["_reduced"] else "shown"), ""

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -70,17 +71,15 @@ def ranges_of(optimizer: Optimizer) -> dict[str, Any]:
 
     They are those of its annotations; Optax has none, and `KINDS` or `sgd` has those of its own.
     """
-    factory: Any = optimizer
-    while (inner := getattr(factory, "func", getattr(factory, "__wrapped__", None))) is not None:
-        factory = inner
+    factory: Any = inspect.unwrap(optimizer)
+    while isinstance(factory, partial):
+        factory = inspect.unwrap(factory.func)
     kinds = next((kinds for name, kinds in KINDS.items() if getattr(optax, name) is factory), None)
     if kinds is None:
+        kinds = _annotations(sgd if factory is optax.sgd else optimizer)
         is_of_optax = str(getattr(factory, "__module__", "")).startswith("optax.")
-        options = _annotations(sgd if factory is optax.sgd else optimizer)
-        kinds = {
-            name: _OF_OPTAX.get(name) if is_of_optax and factory is not optax.sgd else kind
-            for name, kind in options.items()
-        }
+        if is_of_optax and factory is not optax.sgd:
+            kinds = {name: _OF_OPTAX.get(name) for name in kinds}
     found = {name: ranges.of_annotation(kind) for name, kind in kinds.items()}
     return {**RANGES, "optimizer": {name: kind for name, kind in found.items() if kind is not None}}
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 import jax
@@ -98,6 +99,9 @@ def of_annotation(annotation: Any) -> Any | None:
     for kind in (annotation, *get_args(annotation)):
         if get_origin(kind) is Annotated:
             base, *found = get_args(kind)
+            # An option that may be none is a number all the same.
+            kinds = get_args(base)
+            base = next(one for one in kinds if one is not NoneType) if NoneType in kinds else base
             limits = [limit for each in found for limit in _parts(each) if type(limit) in _HOLDS]
             if limits:
                 return Annotated[base, *limits]

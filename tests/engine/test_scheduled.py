@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 from typing import Annotated
+from unittest.mock import Mock
 
 import dp_accounting
 import jax
@@ -243,7 +244,14 @@ def _described(rate, *, bold: Annotated[float, "how bold"] = 0.0):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optax.adam(0.1), lambda rate, bold=0: optax.sgd(rate), _described]
+    "optimizer",
+    [
+        optax.adam(0.1),
+        lambda rate, bold=0: optax.sgd(rate),
+        _described,
+        # It answers every attribute.
+        Mock(side_effect=optax.sgd),
+    ],
 )
 def test_an_optimiser_without_annotations_has_no_ranges(optimizer):
     assert not ranges_of(optimizer)["optimizer"]

@@ -169,8 +169,8 @@ def test_the_natural_clients_of_data_of_ones_own_are_the_default(tmp_path, words
     assert saved.data.is_divided and saved.data.partition == partition
     # A sweep that is repeated finds the same settings, whatever its data decided.
     assert tables_of(decided(config, saved)) == tables_of(saved)
-    # Folders of earlier versions name the default share, whatever decided.
-    for share, is_same in (("0", bool(names)), ("0.2", True), ("0.3", False)):
+    # A default share that is written was asked for.
+    for share, is_same in (("0", bool(names)), ("0.2", not names), ("0.3", False)):
         other = load_config(file, [f"--data.client_test_share={share}"])
         assert (tables_of(decided(config, other)) == tables_of(other)) == is_same
     if names:
@@ -384,8 +384,7 @@ def test_other_clients_hold_out_a_share(monkeypatch, test_sites, section):
     assert made.train.sizes.tolist() == [8, 8, 8]
     assert made.client_test.sizes.tolist() == [2, 2, 2]
     assert made.client_test.examples["x"].max() < 100
-    is_natural = section["partition"] == "natural"
-    assert made.chosen.get("client_test_share") == (0.2 if is_natural else None)
+    assert "client_test_share" not in made.chosen
     assert made.is_test_of_clients == (
         test_sites == ["a", "b", "c"] and "num_clients" not in section
     )

@@ -89,7 +89,7 @@ def _require_fitting_loss(section: ModelSection, population: Population, model: 
         return
     loss = declared(model.loss_fn)
     is_of_numbers = model.is_quadratic or (loss and loss.targets in ("numbers", "counts"))
-    rule = "be a model of classes, since each example has a class"
+    rule = "be a model of classes, since labels are classes (see the options task and label)"
     checks.require(not is_of_numbers, "model.name", rule, section.name)
     given, rule = section.options.get("loss"), "be a loss of one class for each example"
     checks.require(given != "binary_cross_entropy", "model.options.loss", rule, given)

@@ -111,9 +111,8 @@ def population_from(
                 own_test = _own_test(data, ids, names)
         share = section.client_test_share if own_test is None else 0.0
         train, client_test = _split(data, made, names, share, seed, stratified=section.stratified)
-        if has_names:
-            chosen["client_test_share"] = share
-        client_test = client_test if own_test is None else own_test
+        if own_test is not None:
+            client_test, chosen["client_test_share"] = own_test, share
         test = _whole_test(data, is_unlabelled)
     is_drawn = share > 0 or section.client_validation_share > 0
     rule = "be false where no share of each client's examples is held out"

@@ -40,10 +40,9 @@ def decided(config: Config, saved: Config) -> Config:
         found |= {"partition": there.partition} if there.partition in choices else {}
     made = found.get("partition", data.partition)
     decides = made == "natural" or (made and PARTITIONS[made].changes_examples)
-    name, share = "client_test_share", there.client_test_share
-    if decides and name not in data.model_fields_set and name in there.model_fields_set:
+    if decides and "client_test_share" not in data.model_fields_set:
         # Clients with test data of their own hold out nothing else, as where the partition decides.
-        found |= {name: share} if share in (0, type(data).model_fields[name].default) else {}
+        found |= {} if there.client_test_share else {"client_test_share": 0.0}
     return config.model_copy(update={"data": data.model_copy(update=found)})
 
 
