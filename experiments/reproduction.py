@@ -299,7 +299,7 @@ def judge(item: Row, row: Row) -> tuple[str, str]:
     # Without an error there is no chance in the numbers, whatever the degrees of freedom.
     if error is None or (error > 0 and degrees is not None and degrees < 1):
         return "undecided", "one seed"
-    if error > 0 and abs(row["_margin"]) <= quantile(degrees) * error:
+    if abs(row["_margin"]) <= (quantile(degrees) * error if error > 0 else 0):
         return "undecided", "within the error band"
     if row["_margin"] > 0:
         return ("shown reduced" if row["_reduced"] else "shown"), ""
