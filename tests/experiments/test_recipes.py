@@ -1,10 +1,13 @@
 """Recipes of other packages hold the numbers of their sources."""
 
+import json
 import pathlib
 
+import numpy as np
 import pytest
+from marks import slow
 
-from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment import load_config, load_run
 
 HERE = pathlib.Path(__file__).parents[2] / "experiments" / "recipes"
 # As the files that `README.md` names set them.
@@ -42,3 +45,22 @@ def test_a_recipe_has_the_numbers_of_its_source(name):
     } == NUMBERS[name]
     assert config.privacy.unit == "none" and not data.augmentation
     assert sorted(path.stem for path in HERE.glob("*.toml")) == sorted(NUMBERS)
+
+
+@slow
+def test_the_recipe_of_federated_emnist_runs_on_files_of_its_layout(tmp_path, fedjax_dp):
+    h5py = pytest.importorskip("h5py")
+    rng = np.random.default_rng(0)
+    (tmp_path / "femnist").mkdir()
+    for part, size in (("train", 12), ("test", 2)):
+        with h5py.File(tmp_path / "femnist" / f"fed_emnist_{part}.h5", "w") as file:
+            for writer in range(12):
+                group = file.create_group(f"examples/f{writer:04}_00")
+                group["pixels"] = rng.random((size, 28, 28), np.float32)
+                group["label"] = rng.integers(0, 62, size, np.int32)
+    words = ("--data.data_dir", tmp_path, "--run.rounds=1", "--output", tmp_path / "run")
+    status, _, errors = fedjax_dp("run", HERE / "fedjax_emnist.toml", *words)
+    assert status == 0, errors
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines())
+    assert row["num_participants"] == 10
+    assert load_run(tmp_path / "run").experiment.population.train.num_clients == 12
