@@ -2,13 +2,14 @@
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, get_args
 
 import jax
 from rich.console import Console
@@ -25,6 +26,10 @@ from fedjax_dp.experiment.studies import executors
 from fedjax_dp.experiment.studies.point_settings import with_settings
 from fedjax_dp.experiment.studies.sweep import as_csv, as_grid
 
+Item, Result = TypeVar("Item", bound=tuple[Any, ...]), TypeVar("Result")
+# Seconds between two looks at workers.
+_PAUSE = 0.2
+
 
 def hardware() -> str:
     """Names the class of hardware that ran."""
@@ -35,7 +40,7 @@ def hardware() -> str:
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of workers, which also need `--output`."""
+    """Adds the options of workers."""
     parser.add_argument(
         "--on", choices=get_args(executors.On), help="run on workers, as `fedjax-dp sweep --on`"
     )
@@ -45,11 +50,41 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def workers(known: argparse.Namespace) -> contextlib.AbstractContextManager[Cluster | None]:
-    """Opens the workers that were asked for; None for this process."""
+def workers(
+    known: argparse.Namespace, folder: pathlib.Path
+) -> contextlib.AbstractContextManager[Cluster | None]:
+    """Opens the workers that were asked for, with logs in a folder; None for this process."""
     if known.on is None:
         return contextlib.nullcontext()
-    return executors.opened(known.on, known.output, known.workers, known.worker)
+    return executors.opened(known.on, folder, known.workers, known.worker)
+
+
+def each_of(
+    function: Callable[..., Result], items: Iterable[Item], cluster: Cluster | None
+) -> Iterator[tuple[Item, Result]]:
+    """Calls a function with each item's parts, here or on workers; yields results as they come.
+
+    An item is taken once a worker is free, so that `items` may end when a time is over.
+    """
+    if cluster is None:
+        yield from ((item, function(*item)) for item in items)
+        return
+    waiting, running = iter(items), list[tuple[Item, Any]]()
+    try:
+        while True:
+            for item in itertools.islice(waiting, cluster.workers - len(running)):
+                running.append((item, cluster.executor.submit(function, *item)))
+            if not running:
+                return
+            done = [pair for pair in running if pair[1].done()]
+            for item, future in done:
+                running.remove((item, future))
+                yield item, future.result()
+            if not done:
+                time.sleep(_PAUSE)
+    finally:
+        for _, future in running:
+            future.cancel()
 
 
 def main(study: Study, arguments: Sequence[str] | None = None) -> None:
@@ -82,7 +117,7 @@ def main(study: Study, arguments: Sequence[str] | None = None) -> None:
         grid = grid_points(study, only, words)
         if known.settings is not None:
             grid, _ = with_settings(grid, known.settings)
-        with workers(known) as cluster:
+        with workers(known, known.output) as cluster:
             sweep(study, grid, known.output, console.print, known.seconds, cluster=cluster)
     except (ValueError, OSError, MemoryError) as error:
         raise SystemExit(f"error: {error}") from None

@@ -24,12 +24,13 @@ import numpy as np
 from experiments.clustered_dp.first_round import MODELS, Row, read
 from experiments.clustered_dp.grid import points, true_clusters
 from experiments.heterogeneous_dp.first_round import write
+from experiments.sweep import add_workers, each_of, workers
 from fedjax_dp.clients.batches import WHOLE, WholeBatches
 from fedjax_dp.engine import examples_of
 from fedjax_dp.engine.cohort import typed
 from fedjax_dp.engine.federation import init_key
 from fedjax_dp.evaluation import is_partition_found
-from fedjax_dp.experiment import Config
+from fedjax_dp.experiment import Cluster, Config
 from fedjax_dp.experiment.assembly.assemble import parts_of, population_of
 from fedjax_dp.experiment.running.starting import new_root
 from fedjax_dp.server.clustering import (
@@ -123,20 +124,26 @@ def run(
     draws: int,
     path: pathlib.Path,
     seconds: float = float("inf"),
+    cluster: Cluster | None = None,
 ) -> list[Row]:
     """Runs the cells that the file does not have, none later than some seconds after the call."""
     started = time.perf_counter()
     found = read(path)
     there = {(row["setting"], row["seed"]) for row in found}
-    for seed, setting in itertools.product(seeds, settings):
-        if (setting, seed) in there or time.perf_counter() - started > seconds:
-            continue
-        begun = time.perf_counter()
-        step = first_step(configs(setting, seed))
-        found += [{"setting": setting} | row for row in rows_of(step, seed, draws)]
+    cells = ((s, seed, draws) for seed, s in itertools.product(seeds, settings))
+    missing = (cell for cell in cells if cell[:2] not in there)
+    in_time = itertools.takewhile(lambda _: time.perf_counter() - started <= seconds, missing)
+    for (setting, seed, _), rows in each_of(cell_of, in_time, cluster):
+        found += rows
         write(path, found)
-        print(f"{setting}, seed {seed}: {time.perf_counter() - begun:.0f} s", flush=True)
+        print(f"{setting}, seed {seed}", flush=True)
     return found
+
+
+def cell_of(setting: str, seed: int, draws: int) -> list[Row]:
+    """Computes the rows of a setting and seed."""
+    step = first_step(configs(setting, seed))
+    return [{"setting": setting} | row for row in rows_of(step, seed, draws)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -147,8 +154,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--draws", type=int, default=4, help="draws of noise for each cell")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing later")
+    add_workers(parser)
     known = parser.parse_args(arguments)
-    run(known.settings, known.seeds, known.draws, known.output, known.seconds)
+    with workers(known, known.output.parent) as cluster:
+        run(known.settings, known.seeds, known.draws, known.output, known.seconds, cluster)
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"{done} is there already")
         else:
             missing.append(point)
-    with workers(arguments) as cluster:
+    with workers(arguments, arguments.output) as cluster:
         # This process runs one after another, and writes the result of each at its end.
         for some in [[point] for point in missing] if cluster is None else [missing]:
             left = arguments.seconds - (time.perf_counter() - started)

@@ -361,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"all: {sum(n for _, n, _ in left)} cells, {sum(h for *_, h in left):.1f} h")
         return
     deadline, refused = time.monotonic() + 60 * options.minutes, []
-    with workers(options) as cluster:
+    with workers(options, options.output) as cluster:
         for piece, *_ in left:
             if time.monotonic() >= deadline:
                 break

@@ -13,13 +13,15 @@ import csv
 import itertools
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.heterogeneous_dp.side_by_side import Lane, Score, methods_of, population, train
 from experiments.heterogeneous_dp.sweep import ALGORITHMS, BUDGETS, FOUR, HERE, REDUCED, falsified
+from experiments.sweep import add_workers, each_of, workers
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4)
 TUNED_ON, SEEDS = 0, (1, 2, 3)
@@ -43,6 +45,7 @@ class Study(NamedTuple):
     has_curves: bool = False  # Whether all rounds are in the results, or the last alone.
 
 
+Piece = tuple[Study, list[Lane], tuple[str, int], int]
 _TWENTY = tuple((name, 20) for name in ("Dist6", "Dist8", "Dist2"))
 # Those that read no claim are the same at each.
 _CLAIMS = {name: falsified()[name] for name in falsified() if name.endswith((" x1", " x10"))}
@@ -105,6 +108,14 @@ def missing(study: Study, rows: Sequence[Row], cell: tuple[str, int], seed: int)
     return [lane for lane in lanes_of(study, rows, cell, seed) if tuple(lane) not in done]
 
 
+def pieces(study: Study, rows: Sequence[Row], seeds: Sequence[int]) -> Iterator[Piece]:
+    """Lists what is missing, in pieces of models that train side by side."""
+    for cell, seed in itertools.product(study.cells, seeds):
+        lanes = missing(study, rows, cell, seed)
+        for first in range(0, len(lanes), TOGETHER):
+            yield study, lanes[first : first + TOGETHER], cell, seed
+
+
 def results(study: Study, lanes: Sequence[Lane], cell: tuple[str, int], seed: int) -> list[Row]:
     """Trains some models of a cell and seed."""
     distribution, clients = cell
@@ -138,22 +149,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=pathlib.Path, default=HERE / "results" / "rates")
     parser.add_argument("--only", nargs="+", metavar="METHOD", help="some methods, such as PFA")
     parser.add_argument("--seconds", type=float, default=np.inf, help="start nothing later")
+    add_workers(parser)
     known = parser.parse_args(arguments)
     started = time.perf_counter()
+
+    def is_in_time(_: Any) -> bool:
+        return time.perf_counter() - started <= known.seconds
+
     for name in known.studies:
         study, file = STUDIES[name], known.output / f"{name}.csv"
         if known.only:
             if not set(known.only) <= set(study.methods):
                 parser.error(f"--only must name methods of {list(study.methods)}")
             study = study._replace(methods={m: study.methods[m] for m in known.only})
-        for cell, seed in itertools.product(study.cells, (TUNED_ON, *SEEDS)):
-            while lanes := missing(study, read(file), cell, seed)[:TOGETHER]:
-                if time.perf_counter() - started > known.seconds:
+        with workers(known, known.output) as cluster:
+            # Other seeds run at the rates that the first one has chosen.
+            for seeds in ([TUNED_ON], SEEDS):
+                parts = takewhile(is_in_time, list(pieces(study, read(file), seeds)))
+                for (_, lanes, cell, seed), found in each_of(results, parts, cluster):
+                    write(file, [*read(file), *found], COLUMNS)
+                    print(f"{name}, {cell}, seed {seed}: {len(lanes)} models", flush=True)
+                if next(pieces(study, read(file), seeds), None):
                     return
-                begun = time.process_time()
-                write(file, [*read(file), *results(study, lanes, cell, seed)], COLUMNS)
-                taken = time.process_time() - begun
-                print(f"{name}, {cell}, seed {seed}: {taken:.0f} CPU seconds", flush=True)
         write_chosen(known.output / "chosen" / file.name, study, read(file))
 
 

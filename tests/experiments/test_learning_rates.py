@@ -1,12 +1,17 @@
 """Methods at their own learning rates: models side by side, and how rates are chosen."""
 
+import contextlib
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import pytest
 from marks import slow
 
 from experiments.heterogeneous_dp import rates, side_by_side, sweep
-from fedjax_dp.experiment import assemble, grid_points, load_config
+from experiments.sweep import each_of
+from fedjax_dp.experiment import Cluster, assemble, grid_points, load_config
 from fedjax_dp.experiment.studies.point_settings import with_settings
 
 # Clients' batches differ, and so do their noise and budgets.
@@ -117,3 +122,57 @@ def test_studies_name_methods_and_cells_of_the_sweeps(name):
     for distribution, clients in study.cells:
         assert distribution in sweep.BUDGETS and clients in (20, 40, 60)
     assert all(rates.tuned_as(method) in study.methods for method in study.methods)
+
+
+def test_workers_find_what_one_process_finds(tmp_path, monkeypatch):
+    """Rates are chosen before other seeds run, and a call continues where one stopped."""
+    methods = {"WeiAvg": (), "PFA": ()}
+    study = rates.Study("mnist.toml", methods, (("Dist5", 20), ("Dist6", 20)))
+    monkeypatch.setattr(rates, "STUDIES", {"mnist": study})
+    taken = []
+
+    def results(study, lanes, cell, seed):
+        taken.append((cell, seed, [*lanes]))
+        data = "held out" if seed == rates.TUNED_ON else "test"
+        accuracy = {0.1: 90.0, 0.2: 80.0}
+        return [
+            row(lane.method, lane.rate, accuracy.get(lane.rate, 50.0), seed, data, cell[0])
+            for lane in lanes
+        ]
+
+    monkeypatch.setattr(rates, "results", results)
+    rates.main(["mnist", "--output", str(tmp_path / "one")])
+    alone, taken[:] = [*taken], []
+    assert len(alone) == 2 * 2 + 2 * len(rates.SEEDS)
+    assert all(lane.rate == 0.1 for _, seed, lanes in alone[4:] for lane in lanes if seed)
+    words = ["mnist", "--output", str(tmp_path / "two"), "--on", "local"]
+    with ThreadPoolExecutor(2) as pool:
+        opened = contextlib.nullcontext(Cluster(pool, 2))
+        monkeypatch.setattr(rates, "workers", lambda known, folder: opened)
+        rates.main([*words, "--seconds", "-1"])
+        assert not taken
+        rates.main(words)
+        assert sorted(taken) == sorted(alone)
+        taken.clear()
+        rates.main(words)
+        assert not taken
+    one, two = (rates.read(tmp_path / name / "mnist.csv") for name in ("one", "two"))
+    assert sorted(map(str, one)) == sorted(map(str, two))
+    one, two = ((tmp_path / name / "chosen" / "mnist.csv").read_text() for name in ("one", "two"))
+    assert one == two
+
+
+def test_the_error_of_a_worker_ends_the_others():
+    def part(number):
+        if number == 1:
+            raise ValueError("one failed")
+        return 10 * number
+
+    with ThreadPoolExecutor(2) as pool:
+        cluster = Cluster(pool, 2)
+        found = each_of(part, ((number,) for number in range(5, 9)), cluster)
+        assert sorted(found) == [((n,), 10 * n) for n in range(5, 9)]
+        items = ((number,) for number in itertools.count())
+        with pytest.raises(ValueError, match="one failed"):
+            [*each_of(part, items, cluster)]
+        assert next(items) <= (4,), "no more than were begun"
