@@ -50,13 +50,17 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def workers(
-    known: argparse.Namespace, folder: pathlib.Path
-) -> contextlib.AbstractContextManager[Cluster | None]:
+@contextlib.contextmanager
+def workers(known: argparse.Namespace, folder: pathlib.Path) -> Iterator[Cluster | None]:
     """Opens the workers that were asked for, with logs in a folder; None for this process."""
     if known.on is None:
-        return contextlib.nullcontext()
-    return executors.opened(known.on, folder, known.workers, known.worker)
+        yield None
+        return
+    try:
+        with executors.opened(known.on, folder, known.workers, known.worker) as cluster:
+            yield cluster
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def each_of(
