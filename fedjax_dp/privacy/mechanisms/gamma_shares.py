@@ -209,7 +209,7 @@ def minimizer_sensitivity(
 
     The bound is 2L/(k·α) under replacement, L for Lipschitz, for a mean loss over k records and a
     regulariser α‖w‖²/2. It holds too after any number of full-batch gradient steps from a start
-    that does not depend on the record, at rates of at most 2/(β + α) for a β-smooth loss: each
+    that does not depend on the record, at rates of at most 2/(β + 2α) for a β-smooth loss: each
     step shrinks a distance by 1 − rate·α and adds at most 2·rate·L/k to it.
 
     Guarantee: for one record of one party; a record that several parties hold moves the sum several
