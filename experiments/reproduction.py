@@ -142,10 +142,10 @@ def standard_error(*spreads: float | None) -> float | None:
 
 def welch_degrees(*spreads: float | None) -> float | None:
     """Computes the degrees of freedom of that error, by Welch and Satterthwaite."""
-    pairs = list(zip(spreads[::2], spreads[1::2], strict=True))
+    pairs = zip(spreads[::2], spreads[1::2], strict=True)
     if standard_error(*spreads) is None:
         return None
-    variances = [(sd**2 / n, n - 1) for sd, n in pairs]  # type: ignore[operator]
+    variances = [(sd**2 / n, n - 1) for sd, n in pairs if sd is not None and n is not None]
     whole = sum(variance for variance, _ in variances)
     if whole == 0:
         return min(n for _, n in variances)
