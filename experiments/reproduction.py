@@ -34,6 +34,8 @@ place of `of` and `finding`, and a `sentence` for a reader of the source.
 `python -m experiments.reproduction --claim splitting 3` runs the command of the third line of
 `splitting`.
 
+`[view]` has queries that several rows share, by name.
+
 The other tables of `claims.toml`, `[block.NAME]`, are for blocks of the folder's README: a query,
 and a line of text for each of its rows, or else the rows as a table; or the `function`, as
 "module:name", that returns the block's text. A block stands between
@@ -208,7 +210,7 @@ class Text(string.Formatter):
 class Files:
     """A folder's files as tables of a database."""
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, views: Mapping[str, str] = {}):
         self.folder = folder
         self.database = sqlite3.connect(":memory:")
         self.database.row_factory = sqlite3.Row
@@ -221,6 +223,8 @@ class Files:
         # SQLite's own rounds a tie such as 0.355 to another side.
         self.database.create_function("printf", -1, printed)
         self.database.create_function("in_errors", -1, smallest_in_errors)
+        for name, query in views.items():
+            self.rows(f"CREATE VIEW {name} AS {query}")
 
     def rows(self, query: str) -> list[Row]:
         """Runs a query, the files that it names having been read."""
@@ -286,6 +290,11 @@ def read_claims(folder: str) -> dict[str, Any]:
     return tomllib.loads((HERE / folder / "claims.toml").read_text(encoding="utf-8"))
 
 
+def files_of(folder: str) -> Files:
+    """Opens a folder's files, with the queries that its claims share."""
+    return Files(HERE / folder, read_claims(folder).get("view", {}))
+
+
 def judge(item: Row, row: Row) -> tuple[str, str]:
     """Gives the verdict on a row by the rule of its item, and the reason of an undecided one."""
     if "verdict" in item:
@@ -337,7 +346,7 @@ def _texts(item: Row) -> dict[str, Any]:
 
 def entries(folder: str) -> list[Entry]:
     """Computes the rows of the page for one source."""
-    files, fill = Files(HERE / folder), Text().fill
+    files, fill = files_of(folder), Text().fill
     written = []
     for item in map(_texts, read_claims(folder)["item"]):
         for row, verdict, reason in judged(item, files):
@@ -364,7 +373,7 @@ def entries(folder: str) -> list[Entry]:
 
 def claims(folder: str) -> list[Claim]:
     """Computes the lines of the front page for one source."""
-    files, fill = Files(HERE / folder), Text().fill
+    files, fill = files_of(folder), Text().fill
     written = []
     for item in map(_texts, read_claims(folder).get("claim", ())):
         for row, verdict, reason in judged(item, files):
@@ -482,7 +491,7 @@ def block(page: pathlib.Path, name: str) -> str:
     block_ = read_claims(page.parent.name)["block"][name]
     if "function" in block_:
         return pkgutil.resolve_name(block_["function"])()
-    rows = Files(page.parent).rows(block_["rows"])
+    rows = files_of(page.parent.name).rows(block_["rows"])
     if "text" in block_:
         return "\n".join(Text().fill(block_["text"].strip("\n"), row) for row in rows)
     return as_table(list(rows[0]), [["" if x is None else x for x in r.values()] for r in rows])

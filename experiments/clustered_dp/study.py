@@ -97,7 +97,7 @@ def reference_of(point: Point, arguments: argparse.Namespace) -> References:
 def job_of(point: Point, arguments: argparse.Namespace) -> Job:
     """Returns the run of a point, whose folder is kept until its result is written."""
     section = point.config.run
-    changes = {"plots": False, "evaluate_every": section.rounds}
+    changes = {"plots": False, "evaluate_every": max(section.rounds // 20, 1)}
     changes["checkpoint_every"] = min(arguments.checkpoint_every, section.rounds)
     config = point.config.model_copy(update={"run": section.model_copy(update=changes)})
     return Job(config, arguments.output / "unfinished" / point.name)
@@ -137,6 +137,11 @@ def result_of(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
         "not_covered": sim.algorithm.claims.not_covered,
         "stages": [row["stage"] for row in ran.metrics],
         "train_loss_by_round": [row["train_loss"] for row in ran.metrics],
+        "accuracy_by_round": [
+            round(row["mean_client_accuracy"], 5)
+            for row in ran.metrics
+            if "mean_client_accuracy" in row
+        ],
         "seconds": summary["seconds"],
         "seconds_compiling": summary["seconds_compiling"],
         "hardware": f"{num_cores()} {platform.machine()} cores, {jax.default_backend()}",

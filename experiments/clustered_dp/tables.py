@@ -60,16 +60,25 @@ FACTS = ("separation", "num_models", "seconds")
 
 
 def as_csv(results: Sequence[dict[str, Any]]) -> str:
-    """Writes a row for each run: its metrics, its noise, and mean accuracies by true cluster."""
+    """Writes a row for each run: its metrics, its noise, and mean accuracies by true cluster.
+
+    `earlier` is the mean accuracy at three quarters of the rounds.
+    """
     metrics = (*METRICS, "clusters_found", "minority_found", "clients_matched")
     rows = []
     for result in results:
         sizes = result["setting"]["data"]["partition_options"].get("cluster_sizes", CLUSTER_SIZES)
         ends = np.cumsum(sizes)
         accuracy = np.split(np.array(result["client_accuracy"]), ends[:-1])
+        data, rounds = result["setting"]["data"], result["setting"]["run"]["rounds"]
+        images = data["partition_options"]["samples_per_client"]
+        # Those of runs before it was recorded have no curve.
+        curve = result.get("accuracy_by_round")
         rows.append(
             {name: result[name] for name in ("method", "epsilon", "seed")}
+            | {"dataset": data["name"], "images": images, "rounds": rounds}
             | {name: result["metrics"].get(name) for name in metrics}
+            | {"earlier": 100 * curve[3 * len(curve) // 4 - 1] if curve else None}
             | {"noise_multiplier": result["noise_multiplier"][0]}
             | {name: result.get(name) for name in FACTS}
             | {f"cluster_{c}": 100 * float(part.mean()) for c, part in enumerate(accuracy)}
