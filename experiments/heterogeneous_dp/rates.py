@@ -3,10 +3,10 @@
 The source tunes methods apart; its tables B.3 to B.6, of the rates, are not available. Here every
 rate of `RATES` trains on the data of seed 0, and each method gets the rate of the highest mean
 accuracy on the clients' held-out examples, cell by cell. What is compared are runs with these rates
-on other seeds. `STUDY.csv` of the folder has the results: of seed 0 accuracies on held-out examples,
-of the other seeds on the test part, of some in the last round alone. `chosen/STUDY.csv` has the
-rates, as `--settings` of a sweep reads them. A command that was interrupted continues where it
-stopped.
+on other seeds. `STUDY.csv` of the folder has the results: of seed 0 accuracies on held-out
+examples, of the other seeds on the test part, of some in the last round alone. `chosen/STUDY.csv`
+has the rates, as `--settings` of a sweep reads them. A command that was interrupted continues where
+it stopped.
 """
 
 import argparse
