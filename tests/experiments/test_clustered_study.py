@@ -275,7 +275,13 @@ def test_a_row_of_a_run_has_its_accuracies_by_cluster(tmp_path):
     _, result = made_up("Global", 5.0, 0, 70.0)
     result |= {"client_accuracy": (np.arange(21) / 100).tolist()}
     result |= {"seconds": 60.0, "separation": 2.5}
+    # Of 14 rounds three quarters are ten, and of 200 that were scored in every tenth one 150.
     [row] = csv.DictReader(tables.as_csv([result]).splitlines())
+    assert (row["dataset"], row["earlier"]) == ("mnist", "")
+    for count, place in ((14, 10), (20, 15)):
+        curve = {"accuracy_by_round": [x / 100 for x in range(1, count + 1)]}
+        [scored] = csv.DictReader(tables.as_csv([result | curve]).splitlines())
+        assert float(scored["earlier"]) == pytest.approx(place)
     means = [float(row[f"cluster_{c}"]) for c in range(4)]
     np.testing.assert_allclose(means, [1.0, 5.5, 11.5, 17.5])
     assert (row["method"], row["noise_multiplier"], row["num_models"]) == ("Global", "1.5", "")

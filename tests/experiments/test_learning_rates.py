@@ -100,6 +100,12 @@ def test_a_study_continues_with_what_has_no_result():
     assert len(rates.missing(study, ROWS, ("Dist5", 20), 1)) == 3
 
 
+def test_the_seed_that_chooses_rates_compares_none(capsys):
+    with pytest.raises(SystemExit):
+        rates.main(["mnist", "--seeds", "0", "1"])
+    assert "--seeds must be above 0, which chooses the rates: [0, 1]" in capsys.readouterr().err
+
+
 def test_chosen_rates_are_settings_of_the_sweep_of_the_same_runs(tmp_path):
     study = rates.STUDIES["falsified"]
     tuned = [row(m, 0.3 if "PFA" in m else 0.1, 70.0) for m in study.methods]

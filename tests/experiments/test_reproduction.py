@@ -154,6 +154,9 @@ def folder(tmp_path, monkeypatch):
     files = {
         "claims.toml": """
 source = "A source"
+[view]
+runs = '''SELECT method, value FROM "results/runs.csv" '''
+means = '''SELECT method, avg(value) AS mean FROM runs GROUP BY method'''
 [[item]]
 of = "Table {place:g}"
 finding = "{method}"
@@ -184,7 +187,7 @@ finding = "arrows"
 verdict = "nothing to run"
 [[claim]]
 claim = "A is best"
-rows = '''SELECT avg(value) AS a FROM "results/runs.csv" WHERE method = 'A' '''
+rows = '''SELECT mean AS a FROM means WHERE method = 'A' '''
 theirs = "far"
 ours = "{a:.1f}"
 holds = "a > 80"
@@ -192,7 +195,7 @@ reduced = true
 command = "run {a:.0f}"
 sentence = "A reaches {a:.1f}."
 [block.both]
-rows = '''SELECT method, value FROM "results/runs.csv" '''
+rows = '''SELECT method, value FROM runs'''
 [block.line]
 rows = '''SELECT count(*) AS runs FROM "results/runs.csv" '''
 text = "There are {runs} runs."

@@ -108,6 +108,24 @@ def test_only_curves_above_their_floor_are_early_and_only_converged_ones_are_fin
     assert trade_off_of(a=falling, b=fast, c=lower) == ["holds", "does not hold"]
 
 
+@pytest.mark.parametrize(
+    ("of_pi", "verdict"), [(9, "within a round"), (15, "holds"), (3, "does not hold")]
+)
+def test_what_one_round_could_turn_is_not_decided(of_pi, verdict):
+    """Acceleration takes 100 rounds to ten; FedPi's ten, give or take one, are as good."""
+    groups = {"prox-0": (100, 100), "fedavg-0": (100, 100), "prox-2": (10, of_pi)}
+    made = []
+    for name, (others, pi) in (groups | {"fedavg-2": (10, 10)}).items():
+        labels = ("FedAvg",) if "fedavg" in name else ("FedProx", "FedRP", "FedSplit", "FedPi")
+        rounds = dict.fromkeys(labels, others) | (
+            {"FedSplit": pi, "FedPi": pi} if len(labels) > 1 else {}
+        )
+        group = {"figure": "2.8", "name": f"2.8-lr-{name}", "setting": {"problem": "lr"}}
+        drawn = {label: {"gap": [9, 1], "reached": n} for label, n in rounds.items()}
+        made.append({"group": group, "rounds": [0, 1], "curves": drawn})
+    assert findings.rows_of(made)[-1][4] == verdict
+
+
 def test_the_network_of_figure_23_is_the_authors():
     image = jax.ShapeDtypeStruct((32, 32, 3), jnp.float32)
     params = jax.eval_shape(networks.cifar_cnn(image, 10).init, jax.random.key(0))
