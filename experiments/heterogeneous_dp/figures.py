@@ -234,13 +234,17 @@ def draw_rates(folder: pathlib.Path, output: pathlib.Path) -> None:
     twenty = [row for row in tested["mnist"] if row["distribution"] == "Dist6"]
     if twenty:
         draw_convergence(twenty, "Dist6", output)
-    if twenty and tested["num_clients"]:
-        last = max(row["round"] for row in twenty)
-        compared = {row["algorithm"] for row in tested["num_clients"]}
-        few = [row for row in twenty if row["round"] == last and row["algorithm"] in compared]
-        draw_robustness(_over_seeds([*few, *tested["num_clients"]], "clients"), output)
-    if tested["falsified"]:
-        draw_robustness(_over_seeds(tested["falsified"]), output)
+    # Some seeds have a row for every round.
+    last = max((row["round"] for rows in tested.values() for row in rows), default=0)
+    ends = {name: [row for row in rows if row["round"] == last] for name, rows in tested.items()}
+    if twenty and ends["num_clients"]:
+        compared = {row["algorithm"] for row in ends["num_clients"]}
+        few = [
+            r for r in ends["mnist"] if r["distribution"] == "Dist6" and r["algorithm"] in compared
+        ]
+        draw_robustness(_over_seeds([*few, *ends["num_clients"]], "clients"), output)
+    if ends["falsified"]:
+        draw_robustness(_over_seeds(ends["falsified"]), output)
 
 
 def _over_seeds(rows: Sequence[Row], *axes: str) -> list[Row]:
