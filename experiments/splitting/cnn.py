@@ -1,14 +1,20 @@
 """The chapter's figures of networks: `python -m experiments.splitting.cnn STUDY`.
 
-MNIST is reduced; of figure 2.3 (CIFAR-10) there is the whole study and a reduced one.
+MNIST is reduced; of figure 2.3 (CIFAR-10) there is the whole study and a reduced one. Beside the
+tables of every sweep, `curves.csv` has the accuracies by round.
 """
 
+import argparse
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments import sweep
+from experiments.heterogeneous_dp.first_round import write
 from fedjax_dp.algorithms import schedules
+from fedjax_dp.experiment import grid_points
+from fedjax_dp.io.logbook import read_metrics
 
 HERE = pathlib.Path(__file__).parent
 ACCURACY = {"test_accuracy": 100.0}
@@ -211,7 +217,24 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the study that the first word names; the rest is as for every sweep."""
     if not arguments or arguments[0] not in STUDIES:
         raise SystemExit(f"the first word must be one of {', '.join(STUDIES)}")
-    sweep.main(STUDIES[arguments[0]], arguments[1:])
+    study = STUDIES[arguments[0]]
+    sweep.main(study, arguments[1:])
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs") / study.name)
+    output = parser.parse_known_args(arguments[1:])[0].output
+    write(output / "curves.csv", curves_of(study, output))
+
+
+def curves_of(study: sweep.Study, output: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the accuracy in percent of each scored round of the points that have run."""
+    rows: list[dict[str, Any]] = []
+    for point in grid_points(study):
+        ran = output / point.folder
+        for entry in read_metrics(ran) if (ran / "summary.json").exists() else ():
+            if "test_accuracy" in entry:
+                accuracy = f"{100 * entry['test_accuracy']:.2f}"
+                rows.append({**point.values, "round": entry["round"], "accuracy": accuracy})
+    return rows
 
 
 if __name__ == "__main__":
