@@ -205,7 +205,7 @@ PARTS = {
     "scenarios": Part(scenarios, 100),
     "growing": Part(growing, 100),
     "serverless": Part(serverless, 100),
-    "grid": Part(grid, 5),
+    "grid": Part(grid, 20),
     "moves": Part(lambda seeds: moves(), 1),
 }
 
