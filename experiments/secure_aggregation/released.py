@@ -204,7 +204,7 @@ class Part(NamedTuple):
 PARTS = {
     "scenarios": Part(scenarios, 100),
     "growing": Part(growing, 100),
-    "serverless": Part(serverless, 100),
+    "serverless": Part(serverless, 640),
     "grid": Part(grid, 20),
     "moves": Part(lambda seeds: moves(), 1),
 }
