@@ -222,11 +222,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs") / study.name)
     output = parser.parse_known_args(arguments[1:])[0].output
-    write(output / "curves.csv", curves_of(study, output))
+    if rows := curves_of(study, output):
+        write(output / "curves.csv", rows)
 
 
 def curves_of(study: sweep.Study, output: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the accuracy in percent of each scored round of the points that have run."""
+    """Reads the accuracy in percent of each scored round, of all points that have run."""
     rows: list[dict[str, Any]] = []
     for point in grid_points(study):
         ran = output / point.folder

@@ -281,9 +281,10 @@ def _acceleration(curves: Curves, problem: str) -> list[Row]:
     text = f"rounds without over rounds with: {_text(gains)}"
 
     def leads(more: int) -> bool:
-        """Whether the three lead if an accelerated one of theirs takes so many rounds more."""
-        helped = [slow[x]["reached"] / (fast[x]["reached"] + more) for x in HELPED]
-        others = [slow[x]["reached"] / (fast[x]["reached"] - more) for x in slow if x not in HELPED]
+        """Whether the three lead if theirs take so many rounds more, and others so many fewer."""
+        helped = [slow[x]["reached"] / max(fast[x]["reached"] + more, 1) for x in HELPED]
+        rest = [x for x in slow if x not in HELPED]
+        others = [slow[x]["reached"] / max(fast[x]["reached"] - more, 1) for x in rest]
         return min(helped) > max(others)
 
     verdict = _verdict(leads(0)) if leads(1) == leads(-1) else "within a round"
