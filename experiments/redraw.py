@@ -72,7 +72,7 @@ def generalization_() -> None:
 
 def personalization() -> None:
     """Draws pruning and accuracy by bytes of the studies whose rounds are stored."""
-    for name in ("many", "mixtures"):
+    for name in ("many", "mixtures", "two_classes"):
         file = HERE / "personalization" / "results" / f"{name}.csv"
         tables.draw(generalization_figures.read_rows(file), file.with_suffix(".png"))
 

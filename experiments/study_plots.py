@@ -151,7 +151,7 @@ def variance_by_setting(
     rows: Sequence[float],
     columns: Sequence[float],
     title: str,
-    *,
+    *notes: str,
     labels: tuple[str, str] = ("ε", "batch size $b$"),
 ) -> Figure:
     """Draws the noise variance of an update, `[rows, columns]`, as a table of colours."""
@@ -167,11 +167,18 @@ def variance_by_setting(
         # White and black have the same contrast on a luminance of 0.18.
         levels = np.asarray(image.cmap(norm(value))[:3]) ** 2.2
         colour = "white" if levels @ (0.2126, 0.7152, 0.0722) < 0.18 else "black"
-        shown = f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
-        axes.text(j, i, shown, ha="center", va="center", color=colour, fontsize=8)
+        is_plain = 1e-3 <= value < 1e5
+        shown = (
+            f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}" if is_plain else f"{value:.1e}"
+        )
+        shown = drawing.with_powers(shown)
+        axes.text(j, i, shown, ha="center", va="center", color=colour, fontsize=7.5)
     axes.set_xticks(range(len(columns)), [f"{c:g}" for c in columns])
     axes.set_yticks(range(len(rows)), [f"{r:g}" for r in rows])
-    axes.set(ylabel=labels[0], xlabel=labels[1])
+    axes.set_ylabel(labels[0])
+    # What is equal stays in one line.
+    kept = (note.replace(" = ", "\u00a0=\u00a0") for note in notes)
+    drawing.set_lines_below(axes, labels[1], *kept)
     drawing.set_title(axes, title)
     figure.colorbar(image, label="variance of the update")
     return figure

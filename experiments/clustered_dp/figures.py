@@ -112,10 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plots.save(figure, output / "multipliers_by_batch_sizes.png")
     labels = ("first batch size $b^1$", "later batch size $b^{>1}$")
     for name, table in zip(("first", "later"), variances(z), strict=True):
-        about = f"Noise of the {name} update\n{title},\n"
-        about += f"clip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"
+        about = f"clip norm {CLIP:g}, {PARAMETERS:,} parameters, η = {RATE:g}"
+        heads = f"Noise of the {name} update", title, about
         figure = study_plots.variance_by_setting(
-            table, FIRST_BATCHES, LATER_BATCHES, about, labels=labels
+            table, FIRST_BATCHES, LATER_BATCHES, *heads, labels=labels
         )
         plots.save(figure, output / f"variance_of_{name}_update.png")
 

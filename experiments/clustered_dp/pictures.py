@@ -24,7 +24,7 @@ def draw(results: Results) -> dict[str, Figure]:
     for metric, who in GROUPS.items():
         curves, num_seeds = by_epsilon(results, metric)
         if curves:
-            title = f"{DATASETS.get(data, data)}, {who}" + (", one seed" if num_seeds == 1 else "")
+            title = f"{DATASETS.get(data, data)}, {who}"
             figure = study_plots.accuracy_by_epsilon(curves, title, [num_seeds])
             figures[f"{metric}_by_epsilon"] = figure
     for result in results:

@@ -113,7 +113,7 @@ def accuracies_by_round(rows: Sequence[dict[str, str]]) -> Figure:
         drawing.set_lines_below(axes, "round", *([] if len(empty) else [words]))
     for axes in empty:
         axes.set_axis_off()
-        axes.text(0.1, 0.4, words.replace(", ", ",\n"))
+        axes.text(0.1, 0.5, words.replace(", ", ",\n"), transform=axes.transAxes)
     drawing.legend_below(figure, places[0], 2 * columns)
     return figure
 

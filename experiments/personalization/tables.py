@@ -235,19 +235,27 @@ def draw(rows: Sequence[Mapping[str, str]], file: pathlib.Path) -> None:
             ]
             if points:
                 places, means, deviations = _over_seeds(points, num_rounds)
-                label = name.replace("CIFAR-10 α=", "α = ")
+                label = _legend_of(name)
                 line = drawing.draw_curve(axes, i, places, means, label)
                 drawing.draw_band(axes, line, deviations)
     pruning.set_ylabel("pruned weights\nof the cohort, %")
     pruning.set_ylim(bottom=0)
     drawing.set_lines_below(pruning, f"round (means of {_ROUNDS_OF_A_POINT} rounds)")
+    sent = "sent by clients, MB"
     for axes, which in zip(panels, ("as received", "after local training"), strict=True):
-        axes.set(xlabel="MB up", ylabel=f"mean accuracy of clients\n{which}, %")
-    drawing.set_lines_below(panels[1], "MB up", drawing.words_of_spread(seeds, "bands"))
+        axes.set(xlabel=sent, ylabel=f"mean accuracy of clients\n{which}, %")
+    drawing.set_lines_below(panels[1], sent, drawing.words_of_spread(seeds, "bands"))
     for axes in (pruning, *panels):
         axes.grid(alpha=0.25)
     drawing.legend_below(figure, panels[0], columns=2)
     plots.save(figure, file)
+
+
+def _legend_of(name: str) -> str:
+    """Writes FedLTN(0.9;jumpstart) as FedLTN 0.9, Jump-Start; α = 0.5 stays in one line."""
+    for key, words in (("(", " "), (")", ""), (";jumpstart", ", Jump-Start"), (";", ", ")):
+        name = name.replace(key, words)
+    return name.replace("CIFAR-10 α=", "α\u00a0=\u00a0")
 
 
 def _over_seeds(

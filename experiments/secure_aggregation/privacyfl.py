@@ -402,7 +402,7 @@ def draw(rows: list[dict[str, Any]]) -> Any:
             drawing.draw_curve(axes, i, rounds, shared, f"ε = {one['asked']:g}")
         shared = [score["shared"] for score in free["scores"]]
         drawing.draw_curve(axes, len(curves), rounds, shared, "no noise")
-        drawing.draw_curve(axes, len(curves) + 1, rounds, own, "no federation")
+        drawing.draw_curve(axes, len(curves) + 1, rounds, own, "alone")
         axes.set(xlabel="round", ylim=(0, 1))
         drawing.set_title(axes, f"{noise} noise")
         axes.grid(alpha=0.25)

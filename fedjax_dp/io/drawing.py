@@ -40,7 +40,7 @@ AREAS = (
 
 # Widths in inches: texts of 10 points become 6.6 in a column of 8 cm; a page is 17.8 cm wide.
 COLUMN, PAGE = 4.8, 7.0
-# The numbers of colours, marks and dashes make all of the first 56 curves differ.
+# The numbers of colours, marks and dashes make all of the first 84 curves differ.
 MARKERS = "os^DvPX"
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
 _WIDTHS = (2.8, 2.2, 1.7, 1.2, 1.0)
@@ -107,10 +107,10 @@ def draw_band(axes: Axes, line: Line2D, deviations: Sequence[float | None]) -> N
 
 
 def words_of_spread(seeds: Iterable[int], mark: str) -> str:
-    """Describes the bands or bars over such numbers of seeds, if there are several of any."""
-    least, most = min(seeds := list(seeds), default=1), max(seeds, default=1)
+    """Describes the bands or bars over such numbers of seeds; nothing if there are no seeds."""
+    least, most = min(seeds := list(seeds), default=0), max(seeds, default=0)
     if most < 2:
-        return ""
+        return "one seed" if most else ""
     number = f"{most}" if least == most else f"{least} to {most}"
     return f"{mark}: ± 1 standard deviation, {number} seeds"
 

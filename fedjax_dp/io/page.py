@@ -106,7 +106,7 @@ def markdown(text: str) -> str:
 
 
 Point = tuple[float, float]
-# Of plots too. Distinct for colour-blind readers (Okabe and Ito 2008).
+# Of plots too. The first eight are distinct for colour-blind readers (Okabe and Ito 2008).
 COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -116,6 +116,10 @@ COLOURS = (
     "#56B4E9",
     "#000000",
     "#8C8C8C",
+    "#6A51A3",
+    "#8B5A2B",
+    "#7F8C1A",
+    "#B0185B",
 )
 # Size in units of the drawing, and the margins: left, right, top, bottom.
 _WIDTH, _HEIGHT = 400, 230

@@ -398,6 +398,8 @@ def _sizes(axes: Axes, by_part: dict[str, np.ndarray]) -> None:
         if is_log or len(sizes) > 2 * _MOST_MARKS:
             size = 3 if len(sizes) > _MOST_MARKS else 4
             marks: dict[str, Any] = {"marker": drawing.MARKERS[i], "ms": size, "linestyle": ""}
+            # The largest client would be cut in half by the frame.
+            marks["clip_on"] = False
             axes.plot(places[kept], sizes[kept], color=colour, label=part, **marks)
         else:
             axes.bar(places[kept], sizes[kept], width, color=colour, label=part)

@@ -115,13 +115,13 @@ def test_no_texts_overlap_and_no_legend_covers_a_curve():
 
 def test_every_curve_has_a_style_of_its_own_with_and_without_colour():
     axes = drawing.new_figure().subplots()
-    lines = [drawing.draw_curve(axes, i, [1], [1], "a") for i in range(56)]
+    lines = [drawing.draw_curve(axes, i, [1], [1], "a") for i in range(84)]
     styles = [
         (line.get_color(), str(line._unscaled_dash_pattern), line.get_marker()) for line in lines
     ]
     grey = [(str(line._unscaled_dash_pattern), line.get_marker()) for line in lines[:28]]
-    assert len(set(styles)) == 56 and len(set(grey)) == 28
-    assert len({line.get_color() for line in lines[:8]}) == 8
+    assert len(set(styles)) == 84 and len(set(grey)) == 28
+    assert len({line.get_color() for line in lines[:12]}) == 12
 
 
 # Linear light under a missing kind of cones. Source: Machado, Oliveira and Fernandes 2009, table 1.
@@ -160,7 +160,7 @@ def test_a_legend_above_keeps_the_size_of_the_axes():
     ("seeds", "words"),
     [
         ((), ""),
-        ((1, 1), ""),
+        ((1, 1), "one seed"),
         ((3, 3), "band: ± 1 standard deviation, 3 seeds"),
         ((1, 3), "band: ± 1 standard deviation, 1 to 3 seeds"),
     ],
