@@ -167,11 +167,8 @@ def variance_by_setting(
         # White and black have the same contrast on a luminance of 0.18.
         levels = np.asarray(image.cmap(norm(value))[:3]) ** 2.2
         colour = "white" if levels @ (0.2126, 0.7152, 0.0722) < 0.18 else "black"
-        is_plain = 1e-3 <= value < 1e5
-        shown = (
-            f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}" if is_plain else f"{value:.1e}"
-        )
-        shown = drawing.with_powers(shown)
+        form = ".0f" if 100 <= value < 1e5 else ".2g" if 1e-3 <= value < 100 else ".1e"
+        shown = drawing.with_powers(f"{value:{form}}")
         axes.text(j, i, shown, ha="center", va="center", color=colour, fontsize=7.5)
     axes.set_xticks(range(len(columns)), [f"{c:g}" for c in columns])
     axes.set_yticks(range(len(rows)), [f"{r:g}" for r in rows])

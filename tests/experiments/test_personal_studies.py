@@ -94,10 +94,10 @@ def test_what_methods_sent_and_reached_is_drawn(monkeypatch):
         {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
         for axes in shown[0].axes
     )
-    assert pruned == {"FedLTN(0.9)": [[3, 10], [7, 10]]}
-    assert received["FedLTN(0.9)"] == [[2, 40], [4, 40], [6, 40], [8, 60]]
+    assert pruned == {"FedLTN 0.9": [[3, 10], [7, 10]]}
+    assert received["FedLTN 0.9"] == [[2, 40], [4, 40], [6, 40], [8, 60]]
     assert received["FedAvg"] == [[2, 30], [4, 60]]
-    assert after["FedLTN(0.9)"] == [[2, 60], [4, 60], [6, 60], [8, 40]]
+    assert after["FedLTN 0.9"] == [[2, 60], [4, 60], [6, 60], [8, 40]]
     assert after["FedAvg"] == [[2, 70], [4, 40]]
     bands = [len(axes.collections) for axes in shown[0].axes]
     assert bands == [1, 2, 2] and "1 to 2 seeds" in shown[0].axes[2].get_xlabel()
