@@ -111,7 +111,7 @@ def played(monkeypatch):
     def run_together(jobs, watcher, stated):
         seen["ran"] += [job.folder.name for job in jobs.values()]
         watcher.done(sum(job.config.run.rounds for job in jobs.values()), {"test_accuracy": 0.5})
-        return {place: finish(job) for place, job in jobs.items()}
+        return {place: finish(job) for place, job in jobs.items()}, False
 
     monkeypatch.setattr(worker, "assembled", assembled)
     monkeypatch.setattr(worker, "run_together", run_together)
@@ -263,7 +263,7 @@ def test_a_machine_that_asks_its_worker_to_end_has_its_points_resumed(
     def run_together(jobs, watcher, stated):
         if not asked:
             asked.append(len(jobs))
-            return {place: finish(job, "interrupted") for place, job in jobs.items()}
+            return {place: finish(job, "interrupted") for place, job in jobs.items()}, True
         return inner(jobs, watcher, stated=stated)
 
     monkeypatch.setattr(worker, "run_together", run_together)
@@ -313,7 +313,7 @@ def test_an_interruption_ends_all_workers_with_checkpoints(played, tmp_path, mon
             assert time.monotonic() < until, "the word to end did not come"
             time.sleep(0.001)
         waits.append(len(jobs))
-        return {place: finish(job, "interrupted") for place, job in jobs.items()}
+        return {place: finish(job, "interrupted") for place, job in jobs.items()}, True
 
     @contextlib.contextmanager
     def interruptions(watcher):
@@ -387,12 +387,12 @@ def test_machines_that_round_differently_are_named(played, tmp_path, monkeypatch
     inner = worker.run_together
 
     def run_together(jobs, watcher, stated):
-        outcomes = inner(jobs, watcher, stated=stated)
+        outcomes, is_interrupted = inner(jobs, watcher, stated=stated)
         for outcome in outcomes.values():
             kind = "A" if "batch=8" in outcome.folder.name else "B"
             text = json.dumps({"device kinds": [kind], "cores": 4 if kind == "A" else 8})
             (outcome.folder / "environment.json").write_text(text, encoding="utf-8")
-        return outcomes
+        return outcomes, is_interrupted
 
     monkeypatch.setattr(worker, "run_together", run_together)
     said = []

@@ -81,7 +81,7 @@ def sweep_line(epsilon, dp_delta, monkeypatch, tmp_path, **_):
     def run_together(jobs, watcher, ended, stated):
         for i in jobs:
             ended(i, Outcome(tmp_path, {"epsilon": epsilon, "seconds": 9.0}, "finished", False))
-        return {}
+        return {}, False
 
     lines = []
     monkeypatch.setattr(sweep, "loaded", lambda study, point: None)

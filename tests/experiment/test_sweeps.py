@@ -155,9 +155,28 @@ def test_an_interrupted_point_is_not_done(tmp_path, monkeypatch):
         (folder / "config.toml").write_text(config, encoding="utf-8")
         (folder / "summary.json").write_text(f'{{"ended": "{ended}"}}', encoding="utf-8")
     asked = []
-    monkeypatch.setattr(module, "run_together", lambda jobs, *rest: asked.extend(jobs) or {})
+    monkeypatch.setattr(module, "run_together", lambda jobs, *rest: (asked.extend(jobs), False))
     sweep(STUDY, grid, tmp_path, lambda line: None)
     assert asked == [0]
+
+
+@telling
+def test_an_interruption_after_the_last_round_of_a_batch_ends_the_sweep(tmp_path):
+    said = []
+
+    class Stopping(Watcher):
+        def should_stop(self):
+            return bool(said)
+
+    sizes = {size: (f"--training.batch_size={size}",) for size in ("8", "9")}
+    words = (*PLAIN, *CLIENT, "--privacy.client.epsilon=8", "--run.rounds=1")
+    grid = grid_points(STUDY._replace(axes={"size": sizes}), {}, words)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(STUDY, grid, tmp_path, said.append, watcher=Stopping())
+    assert [len(read_summaries([point], tmp_path)) for point in grid] == [1, 0]
+    assert read_summaries(grid, tmp_path)[0]["ended"] == "finished"
+    sweep(STUDY, grid, tmp_path, lambda line: None)
+    assert len(read_summaries(grid, tmp_path)) == 2
 
 
 @telling

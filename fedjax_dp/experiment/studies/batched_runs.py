@@ -71,11 +71,12 @@ def run_together(
     watcher: Watcher,
     ended: Callable[[int, Outcome], None] = lambda place, outcome: None,
     stated: Mapping[str, Any] = {},
-) -> dict[int, Outcome]:
+) -> tuple[dict[int, Outcome], bool]:
     """Runs experiments; those that share a program take their rounds from one compiled program.
 
     Each has its own noise, cohorts, ledger, statement, checkpoints and run folder, and the results
-    that it has alone. An interruption ends all of them with a checkpoint.
+    that it has alone. An interruption ends all of them with a checkpoint; whether there was one is
+    returned too, since those that were in their last rounds have ended as usual.
     """
     experiments = {
         place: with_sweep(experiment, jobs[place].folder, stated)
@@ -85,17 +86,19 @@ def run_together(
     for place, experiment in experiments.items():
         groups.setdefault(program_of(place, experiment), []).append(place)
     outcomes: dict[int, Outcome] = {}
+    is_interrupted = False
 
     def note(place: int, outcome: Outcome) -> None:
         outcomes[place] = outcome
         ended(place, outcome)
 
     for some in groups.values():
-        if not any(outcome.ended == "interrupted" for outcome in outcomes.values()):
-            _run_group({p: (jobs[p], experiments[p]) for p in some}, watcher, note)
+        if not is_interrupted:
+            of_group = {place: (jobs[place], experiments[place]) for place in some}
+            is_interrupted = _run_group(of_group, watcher, note)
     # These programs are useless to the next batch, and there may be hundreds.
     jax.clear_caches()
-    return outcomes
+    return outcomes, is_interrupted
 
 
 def program_of(place: int, experiment: Experiment) -> str:
@@ -170,8 +173,8 @@ def _run_group(
     jobs: Mapping[int, tuple[Job, Experiment]],
     watcher: Watcher,
     ended: Callable[[int, Outcome], None],
-) -> None:
-    """Runs experiments of one program."""
+) -> bool:
+    """Runs experiments of one program; returns whether there was an interruption."""
     experiments = _sharing([experiment for _, experiment in jobs.values()])
     progress = _Progress(watcher, [e.config.run.rounds for e in experiments])
     with contextlib.ExitStack() as stack:
@@ -189,6 +192,7 @@ def _run_group(
                 except StopIteration as end:
                     del wanted[place]
                     ended(place, end.value)
+        return is_interrupted()
 
 
 def _begun(

@@ -225,10 +225,10 @@ def run_all(
             continue
         some = {place: jobs[place] for place in places}
         with reporting_full_disk(STUDY_KEPT):
-            outcomes = run_together(
+            _, is_interrupted = run_together(
                 some, counted, lambda place, outcome: ended(place, outcome.summary), stated
             )
-        if any(outcome.ended == "interrupted" for outcome in outcomes.values()):
+        if is_interrupted:
             raise KeyboardInterrupt
 
 

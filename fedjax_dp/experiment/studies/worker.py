@@ -155,7 +155,7 @@ def _worked(task: Task, host: str) -> dict[int, Any]:
             if watcher.should_stop():
                 break
         return programs
-    outcomes = run_together(left, Continued(watcher), stated=task.stated)
+    outcomes, _ = run_together(left, Continued(watcher), stated=task.stated)
     watcher.phase("ended")
     return done | {place: outcome.summary for place, outcome in outcomes.items()}
 
