@@ -3,7 +3,8 @@
     python -m experiments.comparison.compare --minutes 30
     python -m experiments.comparison.compare --only task=digits,unit=record,epsilon=4,method=dp_sgd
 
-A finished cell is a row of `results/cells.csv`, and is not run again: a second call continues. The
+A finished cell is a row of `results/cells.csv`, and is not run again: a second call continues, and
+one beside it takes other pieces. Rows of a task or a method that was changed since are dropped. The
 pieces of work are a task, a unit and a method; within one, all settings, budgets and seeds that
 share a program run as one. `methods.toml` says what is run, `--plan` what is left and its hours.
 A file `own/NAME.py` adds a method: it has `algorithm`, a function or an `Entry`, and may have
@@ -13,10 +14,14 @@ Settings are chosen by exact accuracy on a seed that is not reported. No ε cove
 """
 
 import argparse
+import contextlib
 import csv
+import fcntl
 import functools
+import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -38,6 +43,9 @@ CELLS = HERE / "results" / "cells.csv"
 AXES = ("task", "unit", "epsilon", "method")
 METRICS = ("client_test_accuracy", "worst_tenth_accuracy", "accuracy_disparity")
 UNITS = ("record", "client")
+GRID = ("set", "times", "values")
+# What a method may have in `methods.toml`.
+KEYS = ("algorithm", "units", "source", *GRID, *UNITS)
 
 
 class Piece(NamedTuple):
@@ -61,12 +69,13 @@ class Cell(NamedTuple):
     worst_tenth: float  # Mean accuracy of the worst tenth of the clients.
     disparity: float  # Accuracy of the best client minus that of the worst.
     up: int  # Bytes that all clients sent.
-    seconds: float  # Of the runs that ran together, divided by their number, compilation included.
-    cpu_seconds: float  # The same for processor time.
+    down: int  # Those that all clients received.
+    seconds: float  # Processor time of its batch by the number of runs, compilation included.
     spent: float  # ε by the ledger.
     covered: str  # The models that ε covers.
     models: str  # Those whose accuracy this is.
     version: str
+    digest: str  # Of all that was configured, see `digest_of`.
 
 
 @functools.cache
@@ -77,9 +86,25 @@ def plan() -> dict[str, Any]:
         if file.stem in planned["method"]:
             raise SystemExit(f"{file} must have another name: {file.stem} is in methods.toml")
         place = os.path.relpath(file)
-        settings_of = getattr(module_of_file(file, place), "SETTINGS", {})
+        try:
+            settings_of = getattr(module_of_file(file, place), "SETTINGS", {})
+        except ValueError as error:
+            raise SystemExit(f"{file} must be a method, or be moved: {error}") from error
         planned["method"][file.stem] = {"algorithm": f"{place}:algorithm"} | settings_of
+    for name, entry in planned["method"].items():
+        unknown = [*_unknown(entry, KEYS), *(k for u in UNITS for k in _unknown(entry.get(u, {}), GRID))]
+        unknown += [unit for unit in entry.get("units", ()) if unit not in UNITS]
+        if unknown:
+            raise SystemExit(
+                f"the settings of {name} must have the keys {', '.join(KEYS)}, and units of "
+                f"{', '.join(UNITS)}; got {', '.join(unknown)}"
+            )
     return planned
+
+
+def _unknown(table: Mapping[str, Any], known: Iterable[str]) -> list[str]:
+    """The keys of a table that mean nothing."""
+    return [key for key in table if key not in known]
 
 
 def tasks() -> list[str]:
@@ -129,17 +154,21 @@ def _fixed(piece: Piece) -> dict[str, Any]:
 
 def settings(piece: Piece) -> list[dict[str, Any]]:
     """Lists the settings that a method is tried with, each as values of keys."""
-    grid = [table for table in _sources(piece) if {"times", "values"} & table.keys()][-1]
+    of_unit, *others = _sources(piece)
+    grid = {key: table[key] for table in others for key in ("times", "values") if key in table}
+    if "times" not in grid:
+        grid["times"] = of_unit["beside" if "values" in grid else "times"]
     fixed, trials = _fixed(piece), plan()["trials"]
     base = tomllib.loads(task_file(piece.task).read_text(encoding="utf-8"))
     axes = {key: list(values) for key, values in grid.get("values", {}).items()}
-    for key, factors in grid.get("times", {}).items():
+    for key, factors in grid["times"].items():
         section, _, name = key.partition(".")
         start = fixed[key] if key in fixed else base[section][name]
         axes[key] = [float(f"{start * factor:.6g}") for factor in factors]
     found = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if len(found) != trials:
-        raise SystemExit(f"{piece.method} has {len(found)} settings, not {trials}")
+        tried = ", ".join(f"{len(values)} of {key}" for key, values in axes.items())
+        raise SystemExit(f"{piece.method} must have {trials} settings, got {len(found)}: {tried}")
     return found
 
 
@@ -164,6 +193,18 @@ def _word(value: Any, names: Mapping[str, str]) -> str:
     return json.dumps(value)
 
 
+@functools.cache
+def _task_text(file: pathlib.Path) -> str:
+    """The configuration of a task without comments."""
+    return json.dumps(tomllib.loads(file.read_text(encoding="utf-8")), sort_keys=True)
+
+
+def digest_of(piece: Piece, epsilon: float, setting: Mapping[str, Any], seed: int) -> str:
+    """Names the configuration of a run, so that a row of another one does not count as its row."""
+    text = "\n".join([_task_text(task_file(piece.task)), *point(piece, epsilon, setting, seed).words])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def as_text(setting: Mapping[str, Any]) -> str:
     """Writes a setting in one line."""
     return " ".join(f"{key}={value:g}" for key, value in setting.items())
@@ -175,12 +216,41 @@ def task_file(task: str) -> pathlib.Path:
 
 
 def read_cells(file: pathlib.Path = CELLS) -> list[Cell]:
-    """Reads all rows, trials included."""
+    """Reads the rows of configurations that are still in the plan, trials included."""
     if not file.is_file():
         return []
-    types = Cell.__annotations__
+    cells = []
     with file.open(encoding="utf-8", newline="") as lines:
-        return [Cell(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(lines)]
+        for number, row in enumerate(csv.reader(lines), 1):
+            if number == 1 or not row:
+                continue
+            try:
+                pairs = zip(Cell.__annotations__.values(), row, strict=True)
+                cells.append(Cell(*(kind(value) for kind, value in pairs)))
+            except ValueError as error:
+                raise SystemExit(
+                    f"{file}, line {number} must have {', '.join(Cell._fields)}: {error}"
+                ) from error
+    return [cell for cell in cells if _is_current(cell)]
+
+
+@functools.cache
+def _digests(piece: Piece) -> Mapping[tuple[float, str, int], str]:
+    """The digests of all runs of a piece by ε, setting and seed."""
+    planned = plan()
+    axes = planned["epsilons"], settings(piece), [planned["tuning_seed"], *planned["seeds"]]
+    return {
+        (float(epsilon), as_text(setting), seed): digest_of(piece, epsilon, setting, seed)
+        for epsilon, setting, seed in itertools.product(*axes)
+    }
+
+
+def _is_current(cell: Cell) -> bool:
+    """Whether the plan still has the run of a row."""
+    piece = Piece(cell.task, cell.unit, cell.method)
+    if cell.method not in plan()["method"] or cell.task not in [*tasks(), *larger()]:
+        return False
+    return _digests(piece).get((cell.epsilon, cell.setting, cell.seed)) == cell.digest
 
 
 def write_cells(cells: Iterable[Cell], file: pathlib.Path = CELLS) -> None:
@@ -189,8 +259,7 @@ def write_cells(cells: Iterable[Cell], file: pathlib.Path = CELLS) -> None:
     order = {name: i for i, name in enumerate(names)}
 
     def rank(cell: Cell) -> tuple[Any, ...]:
-        # What is no longer in the plan comes last.
-        names = (order.get(name, len(order)) for name in (cell.task, cell.unit, cell.method))
+        names = (order[name] for name in (cell.task, cell.unit, cell.method))
         return (*names, cell.epsilon, cell.seed, cell.setting)
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -200,6 +269,26 @@ def write_cells(cells: Iterable[Cell], file: pathlib.Path = CELLS) -> None:
         writer.writerow(Cell._fields)
         writer.writerows(sorted(cells, key=rank))
     fresh.replace(file)
+
+
+def add_cells(cells: Iterable[Cell], file: pathlib.Path) -> None:
+    """Adds rows to the file, which others may be doing too; a row replaces that of its run."""
+    with _locked(file.with_suffix(".lock")):
+        by_run = {cell.digest: cell for cell in (*read_cells(file), *cells)}
+        write_cells(by_run.values(), file)
+
+
+@contextlib.contextmanager
+def _locked(file: pathlib.Path, waits: bool = True) -> Iterator[bool]:
+    """Holds a lock of the machine's processes; yields whether it was free, if it does not wait."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def of_piece(cells: Iterable[Cell], piece: Piece) -> list[Cell]:
@@ -212,18 +301,28 @@ def missing(
 ) -> tuple[list[tuple[float, Any]], list[tuple[float, int]]]:
     """Lists trials `(ε, setting)` and cells `(ε, seed)` of a piece that have no row."""
     planned, own = plan(), of_piece(cells, piece)
-    done = {(cell.epsilon, cell.seed) for cell in own}
-    left = [(e, seed) for e in epsilons for seed in planned["seeds"] if (e, seed) not in done]
-    tried = {(c.epsilon, c.setting) for c in own if c.seed == planned["tuning_seed"]}
-    wanted = itertools.product(dict.fromkeys(e for e, _ in left), settings(piece))
-    return [(e, s) for e, s in wanted if (e, as_text(s)) not in tried], left
+    trials, left = [], []
+    for epsilon in epsilons:
+        tried = _trials(own, epsilon)
+        best = chosen(piece, own, epsilon)
+        text = None if best is None else as_text(best)
+        done = {c.seed for c in own if (c.epsilon, c.setting) == (epsilon, text)}
+        seeds = [seed for seed in planned["seeds"] if seed not in done]
+        left += [(epsilon, seed) for seed in seeds]
+        trials += [(epsilon, s) for s in settings(piece) if seeds and as_text(s) not in tried]
+    return trials, left
+
+
+def _trials(own: Iterable[Cell], epsilon: float) -> dict[str, float]:
+    """The accuracy of the trials of a piece at one ε, -inf for one that diverged."""
+    key = epsilon, plan()["tuning_seed"]
+    found = {cell.setting: cell.accuracy for cell in own if (cell.epsilon, cell.seed) == key}
+    return {text: -math.inf if math.isnan(value) else value for text, value in found.items()}
 
 
 def chosen(piece: Piece, cells: Sequence[Cell], epsilon: float) -> dict[str, Any] | None:
     """Returns the best setting on the tuning seed, the first of equals; None if one is missing."""
-    key = epsilon, plan()["tuning_seed"]
-    own = [cell for cell in of_piece(cells, piece) if (cell.epsilon, cell.seed) == key]
-    found, tried = {cell.setting: cell.accuracy for cell in own}, settings(piece)
+    found, tried = _trials(of_piece(cells, piece), epsilon), settings(piece)
     if any(as_text(setting) not in found for setting in tried):
         return None
     return max(tried, key=lambda setting: found[as_text(setting)])
@@ -264,11 +363,11 @@ def _run(
         return
     study = Study(" ".join(piece), task_file(piece.task), {}, "", "", {METRICS[0]: 100.0})
     folder = output / "-".join(piece)
-    started, processor = time.monotonic(), time.process_time()
-    sweep(study, points, folder, seconds=max(deadline - started, 0.0), cluster=cluster)
+    # Seconds are of the runs of this call; those of an earlier one that was interrupted are saved.
+    before, processor = len(read_summaries(points, folder)), time.process_time()
+    sweep(study, points, folder, seconds=max(deadline - time.monotonic(), 0.0), cluster=cluster)
     rows = read_summaries(points, folder)
-    count = max(len(rows), 1)
-    spent = (time.monotonic() - started) / count, (time.process_time() - processor) / count
+    seconds = (time.process_time() - processor) / max(len(rows) - before, 1)
     made = [
         Cell(
             piece.task,
@@ -278,28 +377,26 @@ def _run(
             int(row["seed"]),
             row["setting"],
             *(round(float(row[name]), 5) for name in METRICS),
-            row["communication"]["up"]["bytes"],
-            *(round(seconds, 2) for seconds in spent),
+            *(row["communication"][way]["bytes"] for way in ("up", "down")),
+            round(seconds, 2),
             round(float(row[f"epsilon_{piece.unit}"]), 5),
             row["covered_models"],
             row["test_accuracy_of"],
             __version__,
+            _digests(piece)[float(row["epsilon"]), row["setting"], int(row["seed"])],
         )
         for row in rows
     ]
-    write_cells([*read_cells(file), *made], file)
+    add_cells(made, file)
     # Rows have what the comparison reads.
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
-    """Returns the mean seconds of a run by task and unit; the plan's where none was run.
-
-    Processor time, since other work on the cores changes the time on the clock alone.
-    """
+    """Returns the mean processor time of a run by task and unit; the plan's where none was run."""
     found: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
-        found.setdefault((cell.task, cell.unit), []).append(cell.cpu_seconds)
+        found.setdefault((cell.task, cell.unit), []).append(cell.seconds)
     stated = {
         (task, unit): seconds
         for task in (*tasks(), *larger())
@@ -331,10 +428,13 @@ def selection(texts: Sequence[str]) -> dict[str, list[str]]:
     }
     for text in ",".join(texts).split(",") if texts else ():
         axis, _, value = text.partition("=")
+        if axis == "epsilon":
+            with contextlib.suppress(ValueError):
+                value = f"{float(value):g}"
         if axis not in known or value not in known[axis]:
+            rule = f"one of {', '.join(known[axis])}" if axis in known else "a value of the plan"
             raise SystemExit(
-                f"--only must be axis=value with an axis of {', '.join(AXES)} and a value of the "
-                f"plan, {known.get(axis, list(known))}; got {text!r}"
+                f"--only must be AXIS=VALUE with an axis of {', '.join(AXES)} and {rule}; got {text!r}"
             )
         found.setdefault(axis, []).append(value)
     return found
@@ -350,10 +450,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", action="store_true", help="list what is missing, and its hours")
     add_workers(parser)
     options = parser.parse_args(arguments)
+    if not options.minutes >= 0:
+        parser.error(f"--minutes must be a number of at least 0, got {options.minutes:g}")
     only = selection(options.only)
     epsilons = [float(e) for e in only.get("epsilon", plan()["epsilons"])]
     of_tasks = pieces(only.get("task"))
     some = [p for p in of_tasks if all(v in only.get(k, [v]) for k, v in p._asdict().items())]
+    if not some:
+        parser.error(f"--only must leave something of the plan, got {' '.join(options.only)}")
     left = list(left_hours(read_cells(options.cells), some, epsilons))
     if options.plan:
         for piece, count, hours in left:
@@ -365,12 +469,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for piece, *_ in left:
             if time.monotonic() >= deadline:
                 break
-            try:
-                run_piece(piece, epsilons, options.output, deadline, options.cells, cluster)
-            except (ValueError, MemoryError, RuntimeError) as error:
-                # Others may run; RuntimeError is what JAX raises, such as for memory of a device.
-                refused.append(f"{' '.join(piece)}: {error}")
-                print(f"refused: {refused[-1]}")
+            with _locked(options.output / f"{'-'.join(piece)}.lock", waits=False) as is_free:
+                if not is_free:
+                    continue
+                try:
+                    run_piece(piece, epsilons, options.output, deadline, options.cells, cluster)
+                except (ValueError, MemoryError, RuntimeError) as error:
+                    # Others may run; RuntimeError is JAX's, such as for memory of a device.
+                    refused.append(f"{' '.join(piece)}: {error}")
+                    print(f"refused: {refused[-1]}")
     if refused:
         raise SystemExit("\n".join(["not run:", *refused]))
 
