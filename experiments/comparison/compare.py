@@ -45,7 +45,7 @@ METRICS = ("client_test_accuracy", "worst_tenth_accuracy", "accuracy_disparity")
 UNITS = ("record", "client")
 GRID = ("set", "times", "values")
 # What a method may have in `methods.toml`.
-KEYS = ("algorithm", "units", "source", *GRID, *UNITS)
+KEYS = ("algorithm", "units", "source", "claim", "tested", "needs", *GRID, *UNITS)
 
 
 class Piece(NamedTuple):
@@ -92,7 +92,8 @@ def plan() -> dict[str, Any]:
             raise SystemExit(f"{file} must be a method, or be moved: {error}") from error
         planned["method"][file.stem] = {"algorithm": f"{place}:algorithm"} | settings_of
     for name, entry in planned["method"].items():
-        unknown = [*_unknown(entry, KEYS), *(k for u in UNITS for k in _unknown(entry.get(u, {}), GRID))]
+        unknown = [key for key in entry if key not in KEYS]
+        unknown += [key for unit in UNITS for key in entry.get(unit, ()) if key not in GRID]
         unknown += [unit for unit in entry.get("units", ()) if unit not in UNITS]
         if unknown:
             raise SystemExit(
@@ -100,11 +101,6 @@ def plan() -> dict[str, Any]:
                 f"{', '.join(UNITS)}; got {', '.join(unknown)}"
             )
     return planned
-
-
-def _unknown(table: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """The keys of a table that mean nothing."""
-    return [key for key in table if key not in known]
 
 
 def tasks() -> list[str]:
@@ -120,6 +116,11 @@ def larger() -> list[str]:
 def _task(name: str) -> dict[str, Any]:
     """The plan of a task."""
     return (plan()["task"] | plan()["larger"])[name]
+
+
+def epsilons_of(task: str) -> list[float]:
+    """Lists the budgets of a task."""
+    return [*plan()["epsilons"], *_task(task).get("more_epsilons", ())]
 
 
 def units_of(method: str) -> list[str]:
@@ -201,7 +202,8 @@ def _task_text(file: pathlib.Path) -> str:
 
 def digest_of(piece: Piece, epsilon: float, setting: Mapping[str, Any], seed: int) -> str:
     """Names the configuration of a run, so that a row of another one does not count as its row."""
-    text = "\n".join([_task_text(task_file(piece.task)), *point(piece, epsilon, setting, seed).words])
+    words = point(piece, epsilon, setting, seed).words
+    text = "\n".join([_task_text(task_file(piece.task)), *words])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -238,7 +240,8 @@ def read_cells(file: pathlib.Path = CELLS) -> list[Cell]:
 def _digests(piece: Piece) -> Mapping[tuple[float, str, int], str]:
     """The digests of all runs of a piece by ε, setting and seed."""
     planned = plan()
-    axes = planned["epsilons"], settings(piece), [planned["tuning_seed"], *planned["seeds"]]
+    seeds = [planned["tuning_seed"], *planned["seeds"]]
+    axes = epsilons_of(piece.task), settings(piece), seeds
     return {
         (float(epsilon), as_text(setting), seed): digest_of(piece, epsilon, setting, seed)
         for epsilon, setting, seed in itertools.product(*axes)
@@ -337,6 +340,7 @@ def run_piece(
     cluster: Cluster | None = None,
 ) -> None:
     """Tunes a method and runs its cells; rows are written after each of the two."""
+    epsilons = [e for e in epsilons_of(piece.task) if not epsilons or e in epsilons]
 
     def run(points: Sequence[Point]) -> None:
         _run(piece, points, output, deadline, file, cluster)
@@ -406,12 +410,13 @@ def seconds_of_runs(cells: Sequence[Cell]) -> Mapping[tuple[str, str], float]:
 
 
 def left_hours(
-    cells: Sequence[Cell], some: Iterable[Piece] | None = None, epsilons: Sequence[float] = ()
+    cells: Sequence[Cell], some: Iterable[Piece] | None = None, only: Sequence[float] = ()
 ) -> Iterator[tuple[Piece, int, float]]:
     """Yields pieces that are not finished, with the number of their missing cells and hours."""
     seconds = seconds_of_runs(cells)
     for piece in pieces() if some is None else some:
-        trials, left = missing(piece, cells, epsilons or plan()["epsilons"])
+        epsilons = [e for e in epsilons_of(piece.task) if not only or e in only]
+        trials, left = missing(piece, cells, epsilons)
         if left:
             yield piece, len(left), (len(trials) + len(left)) * seconds[piece[:2]] / 3600
 
@@ -420,10 +425,11 @@ def selection(texts: Sequence[str]) -> dict[str, list[str]]:
     """Reads `axis=value` texts, several in one divided by commas."""
     found: dict[str, list[str]] = {}
     planned = plan()
+    names = [*tasks(), *larger()]
     known = {
-        "task": [*tasks(), *larger()],
+        "task": names,
         "unit": [*UNITS],
-        "epsilon": [f"{e:g}" for e in planned["epsilons"]],
+        "epsilon": [f"{e:g}" for e in sorted({e for name in names for e in epsilons_of(name)})],
         "method": list(planned["method"]),
     }
     for text in ",".join(texts).split(",") if texts else ():
@@ -434,7 +440,8 @@ def selection(texts: Sequence[str]) -> dict[str, list[str]]:
         if axis not in known or value not in known[axis]:
             rule = f"one of {', '.join(known[axis])}" if axis in known else "a value of the plan"
             raise SystemExit(
-                f"--only must be AXIS=VALUE with an axis of {', '.join(AXES)} and {rule}; got {text!r}"
+                f"--only must be AXIS=VALUE with an axis of {', '.join(AXES)}, and {rule}; "
+                f"got {text!r}"
             )
         found.setdefault(axis, []).append(value)
     return found
@@ -453,7 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.minutes >= 0:
         parser.error(f"--minutes must be a number of at least 0, got {options.minutes:g}")
     only = selection(options.only)
-    epsilons = [float(e) for e in only.get("epsilon", plan()["epsilons"])]
+    epsilons = [float(e) for e in only.get("epsilon", ())]
     of_tasks = pieces(only.get("task"))
     some = [p for p in of_tasks if all(v in only.get(k, [v]) for k, v in p._asdict().items())]
     if not some:

@@ -9,6 +9,7 @@ that private models need such features is found by Tramèr and Boneh 2021.
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +49,9 @@ def cifar10(data_dir: pathlib.Path) -> Dataset:
     """Loads CIFAR-10 by its features, once in a process."""
     images = load("cifar10", data_dir, dtype="uint8")
 
-    def of(part):
-        count = len(part["x"])
-        some = (part["x"][first : first + AT_ONCE] / np.float32(255) for first in range(0, count, AT_ONCE))
-        return {"x": np.concatenate([np.asarray(features(x)) for x in some]), "y": part["y"]}
+    def of(part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        x, starts = part["x"], range(0, len(part["x"]), AT_ONCE)
+        some = [np.asarray(features(x[i : i + AT_ONCE] / np.float32(255))) for i in starts]
+        return {"x": np.concatenate(some), "y": part["y"]}
 
     return dataclasses.replace(images, train=of(images.train), test=of(images.test))
