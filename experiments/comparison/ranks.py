@@ -227,27 +227,25 @@ def which() -> str:
             worse = [task for task, sign in of_tasks if sign < 0]
             name, where = _GROUPS[_sign(mean, half)], ""
             if worse and mean > half:
-                name, where = _BUT, f", worse on {' and '.join(worse)}"
-            groups[name].append((mean, f"`{method}` ({_points(mean, half)}{where})"))
-        lines = [
-            f"**Unit {each.unit}**, beside `{each.baseline}`, at ε = {SHOWN:g}, "
-            f"on {_count(block.tasks)} ({', '.join(block.tasks)}):\n"
-        ]
-        lines += [
-            f"- {name}: {', '.join(text for _, text in sorted(some, reverse=True))}."
+                name, where = _BUT, f" (worse on {' and '.join(worse)})"
+            groups[name].append((mean, f"`{method}` {_points(mean, half)}{where}"))
+        rows = [
+            [name, ", ".join(text for _, text in sorted(some, reverse=True))]
             for name, some in groups.items()
             if some
         ]
-        parts.append("\n".join(lines))
+        head = f"unit {each.unit}, ε = {SHOWN:g}, beside `{each.baseline}`"
+        where = f"{_count(block.tasks)}: {', '.join(block.tasks)}"
+        parts.append(as_table([head, where], rows))
     return "\n\n".join(parts) or NOTHING
 
 
 _GROUPS = {
-    1: "Better in the mean, and worse on no task",
-    0: "Not different in the mean",
-    -1: "Worse in the mean",
+    1: "better in the mean, and worse on no task",
+    0: "not different in the mean",
+    -1: "worse in the mean",
 }
-_BUT = "Better in the mean, but worse on some task"
+_BUT = "better in the mean, but worse on some task"
 
 
 def tests() -> str:
