@@ -156,6 +156,15 @@ def drawn_again(rng):
     return found
 
 
+def of_two_rates(rng):
+    return np.flatnonzero(rng.random(UNITS) < np.where(np.arange(UNITS) % 2, 0.22, 0.18))
+
+
+def surely_later(rounds, seed):
+    drawn = rounds_of(poisson)(rounds, seed)
+    return [np.union1d(found, [0] if i % 10 == 9 else []) for i, found in enumerate(drawn)]
+
+
 def unequal(rng):
     return np.flatnonzero(rng.random(UNITS) < np.where(np.arange(UNITS) == 3, 0.5, DRAWN / UNITS))
 
@@ -279,6 +288,14 @@ def correct():
     yield adaptive()
     yield Sampling("poisson", rounds_of(poisson), Poisson(UNITS, DRAWN / UNITS))
     yield Sampling("fixed", rounds_of(fixed), FixedSize(UNITS, DRAWN))
+    yield Sampling(
+        "sparse poisson", rounds_of(lambda rng: poisson(rng, 1000, 0.005)), Poisson(1000, 0.005)
+    )
+    yield Sampling(
+        "sparse fixed",
+        rounds_of(lambda rng: rng.choice(1000, 5, replace=False)),
+        FixedSize(1000, 5),
+    )
     yield Sampling("shuffled", shuffled, Shuffled(UNITS, DRAWN))
     yield Sampling(
         "with replacement",
@@ -566,6 +583,11 @@ def planted():
         Sampling("a unit drawn more often", rounds_of(unequal), Poisson(UNITS, rate)),
         "sampling: rate of a unit",
     )
+    for name, draw in (
+        ("units of two rates", rounds_of(of_two_rates)),
+        ("a unit surely drawn in every tenth round", surely_later),
+    ):
+        yield Sampling(name, draw, Poisson(UNITS, rate)), "sampling: rate of a unit"
     full = epsilon()
     yield (
         Accounting("ε of fewer rounds", lambda t, d: full(t // 2, d), ACCOUNTED),

@@ -37,6 +37,7 @@ from fedjax_dp.audit.conformance import (
     contribution,
     mask_source_of,
     masking_of,
+    sampling,
     sampling_of,
     serve,
     step_of,
@@ -121,6 +122,20 @@ def test_false_alarms_are_no_more_than_stated(name):
     assert alarms(subject, 40, confidence=0.8) <= stats.binom.isf(1e-4, 40, 0.2)
     # The tests are no formality: at no confidence, they alarm.
     assert alarms(subject, 20, confidence=1e-9) > 0
+
+
+def test_pairs_of_a_sparse_draw_are_no_false_alarm():
+    """One round in a hundred has a pair, so that no normal law describes how many."""
+    rng = np.random.default_rng(0)
+    p_values = np.array(
+        [
+            sampling._preferred((rng.random((256, 200)) < 8e-4).astype(float), rng, 0.01).p_value
+            for _ in range(200)
+        ]
+    )
+    assert np.sum(p_values <= 0.1) <= stats.binom.isf(1e-4, 200, 0.1)
+    drawn = np.repeat(rng.random((256, 100)) < 0.02, 2, axis=1).astype(float)
+    assert sampling._preferred(drawn, rng, 0.01).p_value < 0.01
 
 
 SHAPES = [(3, 2), (0,), (1,) * 12 + (2,), ()]
@@ -395,6 +410,7 @@ def test_what_is_no_aggregate_fails_every_check(value, said):
         (lambda rounds, seed: (1 / 0 for _ in range(rounds)), "raises ZeroDivisionError"),
         (lambda rounds, seed: [[1, [2, 3]]] * rounds, "returns list, not an array of numbers"),
         (lambda rounds, seed: 3, "returns int, not a list of rounds"),
+        (lambda rounds, seed: [np.ones(10, bool)] * rounds, "draws booleans, not indices"),
     ],
 )
 def test_what_draws_no_rounds_fails(draw, said):

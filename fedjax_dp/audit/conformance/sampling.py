@@ -1,7 +1,7 @@
 """Sampling: which units are drawn, how many, together and again, against the claimed law."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations, islice
 from typing import Any, TypeAlias
 
@@ -10,7 +10,13 @@ from scipy import stats
 
 from fedjax_dp.audit.conformance.claims import FixedSize, Poisson, Shuffled, WithReplacement
 from fedjax_dp.audit.conformance.findings import Draws, Finding, Test, Verdict, judged
-from fedjax_dp.audit.conformance.subjects import Misbehaviour, Sampling, as_numbers, called
+from fedjax_dp.audit.conformance.subjects import (
+    Misbehaviour,
+    Sampling,
+    array_of,
+    as_numbers,
+    called,
+)
 
 # The units drawn in each round.
 Rounds: TypeAlias = list[np.ndarray]
@@ -20,8 +26,10 @@ _ROUNDS = 4
 _MOST_BATCHES = 50
 # The most units that are watched.
 _WATCHED = 200
-# The most rounds after which a cohort may be drawn again.
-_LAGS = 32
+# The most rounds after which a cohort may be drawn again, and runs of twice as many rounds.
+_LAGS, _LONG_RUNS = 32, 16
+# The most permutations that a p-value is counted in, and how many as far out end the count.
+_PERMUTED, _AS_FAR = 20_000, 10
 # Rounds of the largest sizes that are expected.
 _IN_TAIL = 15
 _FINDINGS = 5
@@ -37,7 +45,7 @@ def check_sampling(subject: Sampling, draws: Draws, significance: float) -> Iter
         rounds = batches + 1 if has_next else max(2, min(_ROUNDS, batches))
     try:
         runs = [_drawn(subject, rounds, seed) for seed in draws.spread(2 * draws.count)]
-        long = _drawn(subject, 2 * _LAGS, draws.block(1)[0])
+        long = [_drawn(subject, 2 * _LAGS, seed) for seed in draws.block(_LONG_RUNS)]
     except Misbehaviour as wrong:
         yield Finding(name, "sampling: draws", "failed", f"the subject {wrong}")
         return
@@ -46,8 +54,8 @@ def check_sampling(subject: Sampling, draws: Draws, significance: float) -> Iter
     yield _counts(subject, np.array([[len(drawn) for drawn in run] for run in runs]), share)
     first = np.linspace(0, max(0, claim.num_units - 2), _WATCHED // 2).astype(int)
     watched = np.unique(np.minimum([first, first + 1], claim.num_units - 1))
-    yield _units(subject, runs, watched, share)
-    yield _pairs(subject, runs, watched, share)
+    yield _units(subject, runs, long, watched, share)
+    yield _pairs(subject, runs, watched, draws.rng, share)
     yield _rounds(subject, runs, long, share)
 
 
@@ -60,6 +68,8 @@ def _drawn(subject: Sampling, rounds: int, seed: int) -> Rounds:
         raise Misbehaviour(f"returns {number} {rounds}")
     indices = []
     for drawn in run:
+        if array_of(drawn).dtype.kind == "b":
+            raise Misbehaviour("draws booleans, not indices of units, as of np.flatnonzero")
         values = as_numbers(drawn)
         if values.ndim != 1 or not np.all(
             (values == np.floor(values)) & (values >= 0) & (values < claim.num_units)
@@ -94,9 +104,9 @@ def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
     edges = np.unique([-1, *inner, claim.num_units])
     expected = np.diff(law.cdf(edges)) * len(flat)
     measured = np.histogram(flat, edges + 0.5)[0]
-    error = max(float(law.std()), 1e-12) / math.sqrt(len(flat))
-    mean = 2 * float(stats.norm.sf(abs(flat.mean() - law.mean()) / error))
-    tests = [Test(mean, "the mean size of a round", float(flat.mean()), float(law.mean()))]
+    total = stats.binomtest(int(flat.sum()), claim.num_units * len(flat), claim.rate)
+    about = "the mean size of a round"
+    tests = [Test(float(total.pvalue), about, float(flat.mean()), float(law.mean()))]
     # A share of empty rounds that is too small shows whether they are drawn again.
     empty, chance = int(np.sum(flat == 0)), float(law.pmf(0))
     p_value = float(stats.binomtest(empty, len(flat), chance).pvalue)
@@ -116,17 +126,44 @@ def _counts(subject: Sampling, sizes: np.ndarray, share: float) -> Finding:
     return judged(subject.name, check, tests, share, says)
 
 
-def _units(subject: Sampling, runs: list[Rounds], units: np.ndarray, share: float) -> Finding:
-    """Tests how often each watched unit is drawn in the first round, and in the last one."""
-    claim, tests = subject.claim, []
-    for at in (0, len(runs[0]) - 1):
-        counts = np.sum([np.isin(units, run[at]) for run in runs], axis=0)
-        for unit, count in zip(units, counts, strict=True):
-            test = stats.binomtest(int(count), len(runs), claim.rate)
-            what = f"the share of runs that draw unit {unit} in round {at}"
-            tests.append(Test(float(test.pvalue), what, count / len(runs), claim.rate))
-    says = f"units are drawn at rate {claim.rate:.4g}"
+def _units(
+    subject: Sampling, runs: list[Rounds], long: list[Rounds], units: np.ndarray, share: float
+) -> Finding:
+    """Tests how often each watched unit is drawn: in a round of many runs, and in all rounds."""
+    rate = subject.claim.rate
+    is_drawn = [
+        np.array([[np.isin(units, d) for d in run] for run in part]) for part in (runs, long)
+    ]
+    tests = [
+        _rarest(
+            drawn.sum(axis=0),
+            len(drawn),
+            rate,
+            lambda i, u: f"the share of runs that draw unit {units[u]} in round {i}",
+        )
+        for drawn in is_drawn
+    ]
+    rounds = np.concatenate([drawn.reshape(-1, len(units)) for drawn in is_drawn])
+    about = "the share of rounds that draw unit {}"
+    tests.append(_rarest(rounds.sum(axis=0), len(rounds), rate, lambda u: about.format(units[u])))
+    if len(units) > 1:
+        # The half of the units that every second round prefers, in the other rounds.
+        half = np.argsort(rounds[::2].sum(axis=0), kind="stable")[len(units) // 2 :]
+        count, trials = int(rounds[1::2, half].sum()), len(rounds[1::2]) * len(half)
+        p_value = float(stats.binomtest(count, trials, rate).pvalue)
+        what = "the rate of units that other rounds prefer"
+        tests.append(Test(p_value, what, count / trials, rate))
+    says = f"units are drawn at rate {rate:.4g}"
     return judged(subject.name, "sampling: rate of a unit", tests, share, says)
+
+
+def _rarest(counts: np.ndarray, trials: int, chance: float, what: Callable[..., str]) -> Test:
+    """Tests binomial counts together, by the one whose p-value is the smallest."""
+    law = stats.binom(trials, chance)
+    p_values = 2 * np.minimum(law.cdf(counts), law.sf(counts - 1))
+    at = np.unravel_index(np.argmin(p_values), counts.shape)
+    p_value = min(1.0, counts.size * float(p_values[at]))
+    return Test(p_value, what(*at), float(counts[at]) / trials, chance)
 
 
 def _seeds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
@@ -147,7 +184,13 @@ def _seeds(subject: Sampling, runs: list[Rounds], share: float) -> Finding:
     return Finding(subject.name, check, verdict, said, different, len(runs))
 
 
-def _pairs(subject: Sampling, runs: list[Rounds], units: np.ndarray, share: float) -> Finding:
+def _pairs(
+    subject: Sampling,
+    runs: list[Rounds],
+    units: np.ndarray,
+    rng: np.random.Generator,
+    share: float,
+) -> Finding:
     """Tests how often two watched units are drawn together, in the first round."""
     claim, check = subject.claim, "sampling: pairs of units"
     n = claim.num_units
@@ -162,34 +205,42 @@ def _pairs(subject: Sampling, runs: list[Rounds], units: np.ndarray, share: floa
         case _:
             chance = claim.size * (claim.size - 1) / (n * (n - 1))
     drawn = np.array([np.isin(units, run[0]) for run in runs], np.float64)
-    counts = np.rint(drawn.T @ drawn).astype(int)
-    law = stats.binom(len(runs), chance)
-    p_values = np.minimum(1, 2 * np.minimum(law.cdf(counts), law.sf(counts - 1)))
-    tests = []
-    for i, j in combinations(range(len(units)), 2):
-        what = f"the share of rounds that draw units {units[i]} and {units[j]}"
-        tests.append(Test(float(p_values[i, j]), what, counts[i, j] / len(runs), chance))
-    tests.append(_preferred(drawn, chance))
+    i, j = np.triu_indices(len(units), 1)
+    counts = np.rint((drawn.T @ drawn)[i, j]).astype(int)
+
+    def what(k: int) -> str:
+        return f"the share of rounds that draw units {units[i[k]]} and {units[j[k]]}"
+
+    tests = [_rarest(counts, len(runs), chance, what), _preferred(drawn, rng, share / 2)]
     says = "units are drawn together as often as the law says"
     return judged(subject.name, check, tests, share, says)
 
 
-def _preferred(drawn: np.ndarray, chance: float) -> Test:
+def _preferred(drawn: np.ndarray, rng: np.random.Generator, share: float) -> Test:
     """Tests whether pairs that one half of the runs prefers are preferred by the other, too.
 
-    For small preferences of many pairs, such as those of units of different strata.
+    For small preferences of many pairs, such as those of units of different strata. The p-value is
+    that of permutations of units within each round of the other half, which every law allows.
     """
-    half = len(drawn) // 2
-    weights = np.triu(drawn[:half].T @ drawn[:half] - half * chance, 1)
-    scores = np.sum((drawn[half:] @ weights) * drawn[half:], axis=1)
-    gap = float(scores.mean()) - chance * float(weights.sum())
-    error = float(scores.std(ddof=1)) / math.sqrt(len(scores))
-    t = gap / max(error, 1e-3 * abs(gap), 1e-300)
-    what = "the preference of pairs of units, in standard errors,"
-    return Test(2 * float(stats.t.sf(abs(t), len(scores) - 1)), what, t, 0.0)
+    weights = np.triu(drawn[::2].T @ drawn[::2], 1)
+    others = drawn[1::2]
+    # Rounds with fewer than two of the units have no pair.
+    others = others[others.sum(axis=1) > 1]
+
+    def score(rounds: np.ndarray) -> float:
+        return float(np.sum((rounds @ weights) * rounds))
+
+    found, scores, as_far = score(others), list[float](), 0
+    most = min(_PERMUTED, math.ceil(2 / share))
+    while len(scores) < most and as_far < _AS_FAR:
+        scores.append(score(rng.permuted(others, axis=1)))
+        as_far += scores[-1] >= found
+    p_value = as_far / len(scores) if as_far == _AS_FAR else (1 + as_far) / (1 + most)
+    what = "the score of pairs of units that other runs prefer"
+    return Test(p_value, what, found, float(np.mean(scores)))
 
 
-def _rounds(subject: Sampling, runs: list[Rounds], long: Rounds, share: float) -> Finding:
+def _rounds(subject: Sampling, runs: list[Rounds], long: list[Rounds], share: float) -> Finding:
     """Tests how many units are drawn in two rounds of a run, and none in two of an epoch."""
     claim, check = subject.claim, "sampling: rounds in a row"
     pairs, lags = list(combinations(range(len(runs[0])), 2)), range(1, _LAGS + 1)
@@ -218,11 +269,11 @@ def _rounds(subject: Sampling, runs: list[Rounds], long: Rounds, share: float) -
         tests.append(Test(p_value, what, again / len(runs), expected))
     for lag in lags:
         # No round is in two pairs.
-        apart = [(i, i + lag) for i in range(len(long) - lag) if i // lag % 2 == 0]
-        again, trials = sum(_again([long], pair) for pair in apart), len(apart) * claim.num_units
-        p_value = float(stats.binomtest(again, trials, claim.rate**2).pvalue)
+        apart = [(i, i + lag) for i in range(len(long[0]) - lag) if i // lag % 2 == 0]
+        again, rounds = sum(_again(long, pair) for pair in apart), len(apart) * len(long)
+        p_value = float(stats.binomtest(again, rounds * claim.num_units, claim.rate**2).pvalue)
         what = f"the number of units drawn again {lag} rounds later"
-        tests.append(Test(p_value, what, again / len(apart), expected))
+        tests.append(Test(p_value, what, again / rounds, expected))
     return judged(subject.name, check, tests, share, "no round predicts another")
 
 
