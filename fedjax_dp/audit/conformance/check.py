@@ -23,9 +23,11 @@ from fedjax_dp.audit.conformance.subjects import (
     AdaptiveAggregation,
     Masking,
     MaskSource,
+    NotStarted,
     Run,
     Sampling,
     Subject,
+    said,
     view_of,
 )
 from fedjax_dp.core import checks as rules
@@ -56,7 +58,8 @@ def check(
         "masks"; those that concern a subject are tried.
       confidence: of the whole report, in (0, 1).
       draws: seeds of a test of noise, at least 64; attacks use eight times as many.
-      budget: seconds after which no check is begun, above 0.
+      budget: seconds after which no check is begun, above 0. A call that does not return is not
+        ended; those of `Served` have a time limit.
       seed: of all inputs, and of the seeds that subjects are given.
 
     Returns:
@@ -90,7 +93,15 @@ def check(
         with np.errstate(all="ignore"), warnings.catch_warnings():
             # Of subjects, on inputs that are meant to break them.
             warnings.simplefilter("ignore")
-            findings += run(Draws(seed, purpose, draws), significance)
+            try:
+                # One after another: an error loses none of those before.
+                for finding in run(Draws(seed, purpose, draws), significance):
+                    findings.append(finding)
+            except NotStarted:
+                raise
+            except Exception as error:
+                sentence = f"the check itself raises {said(error)}, which decides nothing"
+                findings.append(Finding(name, group, "open", sentence))
     return Report(tuple(findings), confidence, time.monotonic() - start)
 
 
@@ -127,7 +138,7 @@ def _checks_of(subject: Subject) -> list[tuple[str, _Check]]:
         ("attack", partial(attack.check_attack, attack.run_of(subject.name, view))),
     ]
     if isinstance(subject, AdaptiveAggregation):
-        groups.append(("contribution", lambda draws, significance: check_adaptive(subject, draws)))
+        groups.append(("contribution", partial(check_adaptive, subject)))
         groups.append(("noise", partial(check_later_noise, subject)))
     return groups
 
