@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import sys
 from typing import Annotated
@@ -48,7 +49,7 @@ def command(
     SUBJECT.py is run, and may use any framework. The exit status is 1 if a check failed.
     """
     output = output and output.resolve()
-    # What subjects print is no part of the answer.
+    # What a file prints is no part of the answer, nor what each of many calls prints.
     with contextlib.redirect_stdout(sys.stderr):
         subjects = subjects_of(file)
     names = [subject.name for subject in subjects]
@@ -58,7 +59,7 @@ def command(
         output.mkdir(parents=True, exist_ok=True)
     chosen = [subject for subject in subjects if not only or subject.name in only]
     out.note(f"checking {', '.join(subject.name for subject in chosen)}")
-    with contextlib.redirect_stdout(sys.stderr):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         report = check(
             *chosen,
             checks=[group.strip() for group in checks.split(",")],

@@ -52,6 +52,12 @@ def test_one_subject_that_passes_is_status_0(file):
     assert "checking right" in result.stderr and "wrong" not in result.stdout
 
 
+def test_what_a_file_prints_is_said_and_what_its_functions_print_is_not(file):
+    result = invoke(file)
+    assert result.stderr.count("what a library prints") == 1
+    assert "what a subject does" not in result.output
+
+
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [

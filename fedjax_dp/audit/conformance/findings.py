@@ -18,7 +18,7 @@ class Finding(NamedTuple):
       subject: its name.
       check: the group and the property, such as "noise: law".
       verdict: "passed", "failed", or "open" if it was not tried or decides nothing.
-      sentence: what was found, or why the check is open.
+      sentence: what was found and compared, or why the check is open.
       measured: the number that decides, NaN without one.
       allowed: the largest number allowed, or the expected one, NaN without one.
       confidence: the probability, at least, that this check does not fail a correct subject.
@@ -84,10 +84,10 @@ def judged(
     """
     worst = min(tests, key=lambda test: test.p_value)
     numbers = worst.measured, worst.expected, 1 - significance
-    if worst.p_value * len(tests) > significance:
-        return Finding(subject, check, "passed", says, *numbers)
-    wrong = (
+    about = (
         f"{worst.what} is {worst.measured:.4g}, expected {worst.expected:.4g} "
         f"(p = {worst.p_value:.1g}, the least of {len(tests)})"
     )
-    return Finding(subject, check, "failed", wrong, *numbers, examples.get(worst.what, ""))
+    if worst.p_value * len(tests) > significance:
+        return Finding(subject, check, "passed", f"{says}: {about}", *numbers)
+    return Finding(subject, check, "failed", about, *numbers, examples.get(worst.what, ""))

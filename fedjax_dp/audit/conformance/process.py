@@ -40,7 +40,8 @@ class Served:
 
         Args:
           file: a Python file with functions of arrays and numbers, which return an array, a number
-            or a sequence of them.
+            or a sequence of them. A relative path is looked up in the folder of the file that is
+            run, as a module that it imports, and else in the working directory.
           python: the interpreter of its environment.
           timeout: seconds after which a call is given up, above 0.
           start: seconds after which a start is given up, above 0; on a busy machine the imports of
@@ -49,7 +50,9 @@ class Served:
         Raises:
           ValueError: if there is no such file.
         """
-        path = pathlib.Path(file)
+        # Where the folder of a script, of a test or of a subject file comes first.
+        beside = pathlib.Path(sys.path[0], file)
+        path = beside if beside.is_file() else pathlib.Path(file)
         checks.require(path.is_file(), "file", "be an existing file", str(file))
         self._command = [python, str(pathlib.Path(serve.__file__)), str(path.resolve())]
         self._timeout, self._start = timeout, start

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from fedjax_dp.audit.conformance.findings import Finding
 from fedjax_dp.core.foreign_text import in_markdown, visible
 
-HEADS = ("subject", "check", "verdict", "measured", "allowed", "finding")
+HEADS = ("subject", "check", "verdict", "finding")
 
 
 class Report(NamedTuple):
@@ -38,8 +38,7 @@ class Report(NamedTuple):
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Lists the cells of a table, whose heads are `HEADS`."""
         for f in self.findings:
-            figures = ("" if x != x else f"{x:.5g}" for x in (f.measured, f.allowed))
-            yield f.subject, f.check, f.verdict, *figures, f.sentence
+            yield f.subject, f.check, f.verdict, f.sentence
 
     def to_dict(self) -> dict[str, Any]:
         """Writes values for JSON."""

@@ -1,8 +1,8 @@
 """Serves the functions of a file to checks in another process; needs NumPy and no other package.
 
 `python serve.py FILE.py` runs FILE and answers requests on its input: eight bytes of length, little
-endian, then an npz file with the name of a function and its arguments. What FILE prints goes to the
-error stream.
+endian, then an npz file with the name of a function and its arguments. What FILE prints while it is
+imported goes to the error stream; what its functions print is left out.
 """
 
 import io
@@ -64,7 +64,8 @@ def main(path: str) -> None:
     """Answers until the input ends."""
     # Both streams are for messages alone, whatever the file or its libraries read and print.
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
     os.dup2(2, 1)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
@@ -74,6 +75,10 @@ def main(path: str) -> None:
         write(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     while (request := read(requests)) is not None:
+        # Thousands of calls print the same.
+        if str(request["name"]) != STARTED:
+            sys.stdout.flush()
+            os.dup2(nowhere, 1)
         try:
             arguments = [request[f"argument{i}"] for i in range(int(request["arguments"]))]
             # Scalars arrive as arrays without axes.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -262,7 +263,7 @@ def subjects_of(file: str) -> list[Subject]:
     """Reads the subjects that a Python file defines.
 
     Args:
-      file: its path, ending in ".py"; it is run.
+      file: its path, ending in ".py"; it is run, and may import modules of its folder.
 
     Returns:
       The values of its top level that are subjects, in order.
@@ -271,6 +272,8 @@ def subjects_of(file: str) -> list[Subject]:
       ValueError: if the file cannot be run or defines none.
     """
     checks.require(file.endswith(".py"), "SUBJECT.py", "end in .py", file)
+    # First, as of a script that is run.
+    sys.path.insert(0, str(pathlib.Path(file).expanduser().resolve().parent))
     module = module_of_file(pathlib.Path(file), file)
     # A subject may have two names.
     named = {id(v): v for v in vars(module).values() if isinstance(v, SUBJECTS)}
