@@ -783,7 +783,7 @@ SPECIAL: dict[str, Case] = {
     )._replace(alone=("update", "weight")),
     # Claims and functions of others.
     "Release": case(conformance.Release, noise_stddev=2.0, divisor=10.0),
-    "AdaptiveRelease": case(conformance.AdaptiveRelease, first=RELEASE),
+    "AdaptiveRelease": case(conformance.AdaptiveRelease, first=RELEASE, count_stddev=1.0),
     "Training of conformance": case(
         conformance.Training, release=RELEASE, sampling=TRAINED.sampling, rounds=2
     ),
@@ -802,7 +802,7 @@ SPECIAL: dict[str, Case] = {
             (
                 conformance.AdaptiveAggregation,
                 "aggregate",
-                conformance.AdaptiveRelease(RELEASE),
+                conformance.AdaptiveRelease(RELEASE, 1.0),
             ),
             (conformance.Step, "step", RELEASE),
             (conformance.Sampling, "draw", TRAINED.sampling),

@@ -120,7 +120,7 @@ def adaptive(
             bound *= np.exp(sign * 0.3 * (count / ROWS - 0.5))
         return np.stack(outputs), np.array(bounds)
 
-    return AdaptiveAggregation(name, aggregate, AdaptiveRelease(first))
+    return AdaptiveAggregation(name, aggregate, AdaptiveRelease(first, 0.5))
 
 
 # Units that are drawn.
@@ -268,6 +268,20 @@ def replaced(**changes):
     return dataclasses.replace(CLAIM, **changes)
 
 
+def _after_rows(seed, rows):
+    """Noise of a generator that every row that is not zero uses before, as to round it."""
+    rng = np.random.default_rng(seed)
+    rng.random(np.count_nonzero(finite(rows).any(axis=1)))
+    return rng.normal(0, S, SIZE)
+
+
+def _after_order(seed, rows):
+    """Noise of a generator that orders the rows that are finite before."""
+    rng = np.random.default_rng(seed)
+    rng.permutation(np.count_nonzero(np.isfinite(rows).all(axis=1)))
+    return rng.normal(0, S, SIZE)
+
+
 def correct():
     """Subjects that do what they claim."""
     yield aggregation()
@@ -284,8 +298,13 @@ def correct():
     yield aggregation(
         "one entry", replaced(layers=(0, 1)), noise=lambda seed, rows: gaussian(seed, rows, 1)
     )
+    yield aggregation(
+        "numbers drawn for each row", replaced(relation="zero_out"), noise=_after_rows
+    )
+    yield aggregation("rows in an order that is drawn", noise=_after_order)
     yield weighted()
     yield adaptive()
+    yield adaptive("adaptive, no seed", of_round=lambda seed, i, noise=unseeded(): noise(seed, i))
     yield Sampling("poisson", rounds_of(poisson), Poisson(UNITS, DRAWN / UNITS))
     yield Sampling("fixed", rounds_of(fixed), FixedSize(UNITS, DRAWN))
     yield Sampling(
@@ -396,6 +415,11 @@ def _of_a_large_row(rng=np.random.default_rng(6)):
         return rng.normal(0, S * (0.5 if is_one else 1), SIZE)
 
     return noise
+
+
+def _fixed_point(rows):
+    """The sum in integers of 32 bits, of which eight rows of the clip norm leave the range."""
+    return np.int32(np.rint(rows * 2**28)).sum(axis=0, dtype=np.int32) / 2**28
 
 
 def _of_norms(rng=np.random.default_rng(5)):
@@ -523,10 +547,6 @@ def planted():
     for name, (parts, check) in of_rows.items():
         yield aggregation(name, **parts), f"contribution: {check}"
     yield (
-        aggregation("realised divisor, claimed", replaced(divisor=None), divide=_over(len)),
-        "contribution: divisor",
-    )
-    yield (
         aggregation(
             "layers clipped, no seed", noise=unseeded(), bound=lambda r: 2 * _layers_clipped(r)
         ),
@@ -626,6 +646,7 @@ def planted():
     yield weighted("noise of the weights", scale=lambda w: min(1, w.sum())), reply
     others = "contribution: others"
     yield aggregation("a second chunk not clipped", bound=_first_chunk_clipped), others
+    yield aggregation("a sum that overflows", combine=_fixed_point), others
     yield aggregation("the mean of chunks", combine=_mean_of_chunks), "contribution: divisor"
     yield (
         aggregation("an imaginary part", divide=lambda total, rows: total / D + 1j * rows.sum()),
@@ -649,7 +670,14 @@ def planted():
         ),
         "contribution: clip norm after rows that are not finite",
     )
-    yield adaptive("an exact count", count_stddev=0), "noise: clip norm of the next round"
+    following = "noise: clip norm of the next round"
+    yield adaptive("an exact count", count_stddev=0), following
+    yield adaptive("hardly any noise of the count", count_stddev=1e-6), following
+    yield adaptive("a third of the noise of the count missing", count_stddev=0.33), following
+    yield (
+        adaptive("a count that one row decides", below=lambda norms: ROWS * (norms <= 1).all()),
+        following,
+    )
     yield Sampling("every second cohort", _cohort_again, FixedSize(UNITS, DRAWN)), in_a_row
     yield Sampling("one order for all epochs", _one_order, Shuffled(UNITS, DRAWN)), in_a_row
     yield training("no noise in an empty round", SPARSE, is_skipped=True), sd

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import sys
 import time
 from functools import partial
 from xml.etree import ElementTree
@@ -212,6 +213,38 @@ def test_masks_that_are_equal_by_chance_show_nothing_about_their_seeds():
     assert found == {"masks: uniform": "passed", "masks: repeated": "open"}
 
 
+@pytest.mark.parametrize("times", [1.0, 40.0])
+def test_an_attack_where_there_is_hardly_any_noise_ends(times):
+    claim = planted.replaced(noise_stddev=0.05)
+    subject = aggregation(
+        "little noise", claim, noise=lambda s, r: planted.gaussian(s, r, stddev=times * 0.05)
+    )
+    report = check(subject, checks=["attack"], draws=64)
+    assert [f.verdict for f in report.findings] == ["passed", "open"]
+    assert "would be found in 9 of 10 reports" in report.findings[0].sentence
+
+
+def test_an_error_of_a_check_loses_no_finding(monkeypatch):
+    def ends(name, view, draws, significance):
+        yield Finding(name, "noise: law", "passed", "before")
+        raise ArithmeticError("no root")
+
+    monkeypatch.setattr(sys.modules[check.__module__], "check_noise", ends)
+    report = check(aggregation(), checks=["noise", "contribution"], draws=64)
+    checks = [(f.check, f.verdict) for f in report.findings]
+    assert checks[-2:] == [("noise: law", "passed"), ("noise", "open")] and len(checks) > 4
+    assert "the check itself raises ArithmeticError: no root" in report.findings[-1].sentence
+
+
+@telling
+@pytest.mark.parametrize("name", ["numbers drawn for each row", "adaptive, no seed"])
+def test_noise_that_differs_for_neighbours_is_no_false_alarm(name):
+    """A generator that rows use too; its noise cancels for rows of zeros, and not for others."""
+    (subject,) = [s for s in planted.correct() if s.name == name]
+    for seed in range(3):
+        assert not failed(check(subject, checks=["contribution"], draws=64, seed=seed))
+
+
 def test_an_example_is_a_failing_input_as_code():
     """What is printed fails again, and has nothing left to leave out."""
     _, defect = next((c, s) for s, c in DEFECTS if s.name == "layers clipped one by one")
@@ -231,7 +264,7 @@ def test_an_example_is_a_failing_input_as_code():
     ("rounds", "relation"), later([(1, "add_remove"), (7, "replace_one")], but=[(7, "replace_one")])
 )
 def test_bounds_on_epsilon_are_those_of_a_closed_form(rounds, relation):
-    release = Release(1.0, 2.0, None, relation=relation)
+    release = Release(1.0, 2.0, 5.0, relation=relation)
     lower, upper = epsilon_bounds(Training(release, FixedSize(5, 5), rounds), rounds, 1e-5)
     exact = gaussian_epsilon(math.sqrt(rounds) * release.sensitivity / 2.0, 1e-5)
     assert lower <= exact <= upper and upper - lower < 0.01 * exact
@@ -297,6 +330,32 @@ def test_functions_of_another_process(tmp_path):
         served.function("nothing")(rows)
     assert served.function("reads")() == 0, "its input has no messages"
     served.close()
+
+
+def test_a_process_says_what_its_import_prints_and_no_call(tmp_path, capfd):
+    file = tmp_path / "functions.py"
+    file.write_text("print('imported')\ndef one(): print('called'); return 1", "utf-8")
+    served = Served(file)
+    assert served.function("one")() == served.function("one")() == 1
+    served.close()
+    assert capfd.readouterr().err == "imported\n"
+
+
+def test_a_subject_file_finds_what_is_beside_it(tmp_path, monkeypatch):
+    """Modules and served functions alike, wherever the kit runs."""
+    (tmp_path / "beside_it.py").write_text("def mean(rows, seed): return rows.sum(axis=0)", "utf-8")
+    (tmp_path / "subject.py").write_text(
+        "from beside_it import *\n"
+        "from fedjax_dp.audit.conformance import *\n"
+        "claim = Release(1.0, 1.0, 1.0)\n"
+        "served = Served('beside_it.py').function('mean')\n"
+        "subjects = a, b = Step('a', mean, claim), Step('b', served, claim)\n",
+        "utf-8",
+    )
+    monkeypatch.setattr("sys.path", list(sys.path))
+    one, other = conformance.subjects_of(str(tmp_path / "subject.py"))
+    rows = np.ones((2, 8), np.float32)
+    assert one.step(rows, 0).tolist() == other.step(rows, 0).tolist() == [2.0] * 8
 
 
 def test_a_process_that_cannot_start_is_no_finding(tmp_path):
@@ -450,7 +509,7 @@ def test_a_report_is_text_markdown_and_junit():
     page = report.to_markdown()
     assert page.startswith("# Conformance: failed") and "\x1b" not in page
     (row,) = [line for line in page.splitlines() if line.startswith("| a")][:1]
-    assert r"a \| \<b\>" in row and " failed " in row
+    assert r"a \| \<b\>" in row and " failed | too far |" in row
     suite = ElementTree.fromstring(report.to_junit())
     assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {
         "tests": "3",
@@ -488,6 +547,11 @@ def mean_with(**claimed):
         (lambda: Release(1.0, 1.0, 0), "divisor must be above 0"),
         (lambda: Release(1.0, math.nan, 8), "noise_stddev must be"),
         (lambda: Release(1.0, 1.0, 8, relation="swap"), "relation must be"),
+        (lambda: Release(1.0, 1.0, None), "divisor must be a public constant"),
+        (
+            lambda: Release(1.0, 1.0, 8, law="laplace"),
+            "norm must be 'l1' for law='laplace': an L2 norm C is an L1 norm of at most 2.828 C",
+        ),
         (lambda: FixedSize(3, 4), "size must be at most num_units=3"),
         (lambda: Poisson(3, 0.0), r"rate must be in \(0, 1\]"),
         (lambda: Masked(8, 3), r"modulus must be an integer in \[16, 2\.3"),

@@ -35,7 +35,7 @@ def subjects(served: Served) -> list[Subject]:
     sampled = Release(1.0, 1.0, 50.0)
     replaced = Release(1.0, 1.0, 50.0, relation="replace_one")
     adaptive = AdaptiveRelease(
-        Release(1.0, float(by("adaptive_stddev")()), CLIENTS, (6, 2), CLIENTS, "zero_out")
+        Release(1.0, float(by("adaptive_stddev")()), CLIENTS, (6, 2), CLIENTS, "zero_out"), 1.0
     )
     return [
         Accounting("accountant, no amplification", by("epsilon_accounted"), everybody),

@@ -34,14 +34,14 @@ class Release(_Claim):
       clip_norm: the largest norm of what one unit adds to the sum, above 0.
       noise_stddev: standard deviation of an entry of the noise on the sum, at least 0.
       divisor: the public constant that sum and noise are divided by, above 0; None for the number
-        of rows that are given.
+        of rows that are given, which neighbours under "add_remove" do not share.
       layers: the number of entries of each layer, in the order of a row, some
         may be empty; 1 to 4,096 entries in all.
       rows: the number of units that the checks hand over, at least 3.
       relation: which data are neighbours: "add_remove" (a row is there or not), "zero_out" (it is
         zeros) or "replace_one" (it is any other, which moves a sum twice as far).
       norm: of `clip_norm`, "l2" or "l1".
-      law: of the noise, "gaussian" or "laplace".
+      law: of the noise, "gaussian" or "laplace", whose ε is that of an L1 norm.
     """
 
     clip_norm: Positive
@@ -59,6 +59,12 @@ class Release(_Claim):
         # Many releases are in memory together.
         rule = f"have 1 to {_MOST_ENTRIES} entries in all"
         checks.require(0 < self.size <= _MOST_ENTRIES, "layers", rule, self.layers)
+        rule = "be a public constant under relation='add_remove'"
+        is_public = self.divisor is not None or self.relation != "add_remove"
+        checks.require(is_public, "divisor", rule, self.divisor)
+        root = f"{math.sqrt(self.size):.4g}"
+        rule = f"be 'l1' for law='laplace': an L2 norm C is an L1 norm of at most {root} C here"
+        checks.require(self.law == "gaussian" or self.norm == "l1", "norm", rule, self.norm)
 
     @property
     def size(self) -> int:
@@ -73,20 +79,20 @@ class Release(_Claim):
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveRelease(_Claim):
-    """A release whose clip norm follows a quantile of the rows' norms, from round to round.
+    """A release whose clip norm follows how many rows it clips, from round to round.
 
-    The noise of a round is in proportion to its clip norm, and independent of other rounds; a clip
-    norm that depends on the rows of the round before does so with noise of its own.
+    The noise of a round is in proportion to its clip norm, and independent of other rounds.
 
     Attributes:
       first: the release of the first round.
-      quantile: the share of rows whose norm should be below the clip norm, in (0, 1).
+      count_stddev: standard deviation of the noise on the number of rows below the clip norm, on
+        which the next clip norm depends, in rows, at least 0.
       patience: the number of rounds after which the clip norm must have come closer to rows that
         all have one norm, ten times larger or smaller, at least 2.
     """
 
     first: Release
-    quantile: ProperFraction = 0.5
+    count_stddev: NonNegative
     patience: Annotated[int, Ge(2), Lt(COUNT_LIMIT)] = 50
 
 

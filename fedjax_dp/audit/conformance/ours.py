@@ -129,8 +129,11 @@ def aggregation_of(
     # The event also pays for the count that the clip norm follows, and the noise is larger for it.
     nobody = _padded(np.zeros((0, sum(layers)), np.float32), slots)
     stated = float(one(start, *nobody, jax.random.key(0))[2]["noise_stddev"])
-    first = dataclasses.replace(first, noise_stddev=stated * divisor)
-    return AdaptiveAggregation(name, aggregate_rounds, AdaptiveRelease(first))
+    after = dataclasses.replace(first, noise_stddev=stated * divisor)
+    # What the count, to which a client adds 1/2 or -1/2, costs of the event.
+    squares = [(release.clip_norm / release.noise_stddev) ** 2 for release in (first, after)]
+    left = max(squares[0] - squares[1], 1e-12)
+    return AdaptiveAggregation(name, aggregate_rounds, AdaptiveRelease(after, left**-0.5 / 2))
 
 
 @checked
