@@ -6,8 +6,8 @@ Environments are made as for `benchmarks.peers.install`, whose folder it shares:
 another. `--newest` takes the newest versions in place of those that are pinned. What is found is
 added to `results/conformance.json`, where it replaces what was found for the same environment;
 `--write` only writes the page. `--only NAME` checks one subject; the others' findings stay.
-`--resume` leaves out subjects that were checked with the same versions. Subjects that need more
-draws than `--draws` say so.
+`--resume` leaves out subjects that were checked with the same versions by the same checks. Subjects
+that need more draws than `--draws` say so.
 """
 
 import argparse
@@ -62,7 +62,10 @@ def examined(environment: str, options: argparse.Namespace, end: float) -> Itera
     }
     module = importlib.import_module(f"{SUBJECTS}.{peer}")
     before = kept(read().get(environment), about) if options.resume else []
-    left = {f["subject"] for f in before if f["sentence"].startswith("not begun")}
+    kit = page.kit()
+    left = {
+        f["subject"] for f in before if f["sentence"].startswith("not begun") or f.get("kit") != kit
+    }
     done = {f["subject"] for f in before} - left
     for subject in module.subjects(served):
         is_chosen = subject.name not in done and subject.name in (options.only or [subject.name])
@@ -77,7 +80,7 @@ def examined(environment: str, options: argparse.Namespace, end: float) -> Itera
             budget=max(1.0, end - time.monotonic()),
         )
         found = [
-            {key: plain(value) for key, value in finding.items()} | {"draws": draws}
+            {key: plain(value) for key, value in finding.items()} | {"draws": draws, "kit": kit}
             for finding in report.to_dict()["findings"]
         ]
         yield about | {"findings": found}
@@ -150,8 +153,8 @@ def main() -> None:
     results = read()
     for environment, found in results.items():
         python = install.python_of(environment, options.folder)
-        if python.exists():
-            found["readings"] = page.readings(environment.removesuffix(install.NEWEST), python)
+        peer = environment.removesuffix(install.NEWEST)
+        found["readings"] = page.readings(peer, python, found.get("readings", []))
     save(results)
     page.write(results, RESULTS.with_suffix(".md"))
     for environment, reason in failed.items():

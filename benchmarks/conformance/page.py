@@ -1,10 +1,13 @@
 """From findings to the page of results: what passed first, what failed with input and cause."""
 
+import fnmatch
+import hashlib
 import pathlib
 import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fedjax_dp.audit import conformance
 from fedjax_dp.core.foreign_text import in_markdown
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -24,7 +27,8 @@ INTRODUCTION = """# Conformance of other packages
 environment of its own: `python -m benchmarks.conformance`, whose
 [subjects](../conformance/subjects) say what is claimed. A claim is that of the package's own pages
 and docstrings: clip norm 1 and noise multiplier 1 unless one says otherwise, small cohorts, layers
-of 6 and 2 numbers. Written from [conformance.json](conformance.json).
+of 6 and 2 numbers. Written from [conformance.json](conformance.json). The column *kit* has a digest
+of the checks' sources, which is `{kit}` for this page; *older* is a kit from before this column.
 
 *Failed* says that a part did not keep the claim on the input below, on hostile input too, such as
 an update that is not finite. It does not say that a training with ordinary updates is unsafe. What
@@ -33,11 +37,32 @@ that are not listed have not been checked yet.
 """
 
 
-def readings(peer: str, python: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads what was found in a package's source, and finds its lines in this environment."""
+def kit() -> str:
+    """A digest of the sources of the checks."""
+    folder = pathlib.Path(conformance.__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return hashlib.sha256(sources).hexdigest()[:8]
+
+
+def readings(
+    peer: str, python: pathlib.Path, before: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Reads what was found in a package's source, and finds its lines in an environment.
+
+    Where there is none, lines are those that were found before.
+    """
     every = tomllib.loads((HERE / "readings.toml").read_text("utf-8"))
-    packages = next((python.parent.parent / "lib").glob("python*/site-packages"))
-    return [reading | {"line": _line(packages, reading)} for reading in every.get(peer, [])]
+    packages = next((python.parent.parent / "lib").glob("python*/site-packages"), None)
+    known = {(reading["file"], reading["text"]): reading["line"] for reading in before}
+    return [
+        reading
+        | {
+            "line": _line(packages, reading)
+            if packages
+            else known.get((reading["file"], reading["text"]))
+        }
+        for reading in every.get(peer, [])
+    ]
 
 
 def note(peer: str) -> str:
@@ -59,7 +84,7 @@ def write(results: dict[str, Any], path: pathlib.Path) -> None:
 
 def lines(results: dict[str, Any]) -> Iterator[str]:
     """Writes the lines of the page."""
-    yield INTRODUCTION
+    yield INTRODUCTION.format(kit=kit())
     yield from _row("package", "versions", "date", "passed", "failed", "open")
     yield from _row(*["---"] * 6)
     ordered = sorted(results, key=lambda name: (name == "ours", name))
@@ -85,15 +110,17 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
     if text := note(name.removesuffix("-newest")):
         yield f"{text}\n"
     subjects = list(dict.fromkeys(f["subject"] for f in findings))
-    yield from _row("subject", "draws", "passed", "failed", "open")
-    yield from _row(*["---"] * 5)
+    yield from _row("subject", "draws", "kit", "passed", "failed", "open")
+    yield from _row(*["---"] * 6)
     of = {s: [f for f in findings if f["subject"] == s] for s in subjects}
     for subject in sorted(subjects, key=lambda s: sum(f["verdict"] == "failed" for f in of[s])):
         cells = (
             _checks(f["check"] for f in of[subject] if f["verdict"] == verdict)
             for verdict in ("passed", "failed", "open")
         )
-        yield from _row(in_markdown(subject), str(of[subject][0]["draws"]), *cells)
+        first = of[subject][0]
+        about = in_markdown(subject), str(first["draws"]), first.get("kit", "older")
+        yield from _row(*about, *cells)
     reads = found.get("readings", [])
     failures = [f for f in findings if f["verdict"] == "failed" or _is_read(f, reads)]
     if failures:
@@ -103,12 +130,12 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
         yield f"{in_markdown(finding['sentence'])}.\n"
         if finding["example"]:
             yield "\n".join(f"    {line}" for line in finding["example"].splitlines()) + "\n"
-        for number in _causes(finding, reads):
+        for number in causes(finding, reads):
             yield f"Cause {number}.\n"
-    if any(_causes(f, reads) for f in failures):
+    if any(causes(f, reads) for f in failures):
         yield "### Causes\n"
     for number, reading in enumerate(reads, 1):
-        if any(number in _causes(f, reads) for f in failures):
+        if any(number in causes(f, reads) for f in failures):
             place = f"`{reading['file']}`"
             if reading["line"]:
                 place += f", line {reading['line']}, `{reading['text'].strip()}`"
@@ -117,15 +144,15 @@ def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
 
 def _is_read(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> bool:
     """Whether a finding is open, and a reading says why."""
-    return finding["verdict"] == "open" and bool(_causes(finding, reads))
+    return finding["verdict"] == "open" and bool(causes(finding, reads))
 
 
-def _causes(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> list[int]:
+def causes(finding: dict[str, Any], reads: Sequence[dict[str, Any]]) -> list[int]:
     """The numbers of the readings that concern a finding."""
     return [
         number
         for number, reading in enumerate(reads, 1)
-        if any(part in finding["subject"] for part in reading["subjects"])
+        if any(fnmatch.fnmatchcase(finding["subject"], each) for each in reading["subjects"])
         and any(part in finding["check"] for part in reading["checks"])
         and any(part in finding["sentence"] for part in reading.get("says", [""]))
     ]

@@ -2,17 +2,18 @@
 
 import ast
 import importlib
+import re
 import tomllib
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.conformance import page
-from benchmarks.conformance.__main__ import OURS, PEERS, SUBJECTS, merged, plain
+from benchmarks.conformance.__main__ import OURS, PEERS, RESULTS, SUBJECTS, merged, plain, read
 from benchmarks.peers import install
 
 READING = {
-    "subjects": ["step"],
+    "subjects": ["* step"],
     "checks": ["noise"],
     "says": ["twice"],
     "file": "package/noise.py",
@@ -46,12 +47,15 @@ def result(findings, readings=()):
 
 def test_the_page_has_passes_first_and_the_cause_of_each_failure():
     findings = [
-        finding("a step", "noise: law", "failed", "noise is there twice"),
+        finding("a step", "noise: law", "failed", "noise is there twice") | {"kit": "abc"},
         finding("a step", "noise: seeds", "failed", "seeds are ignored"),
         finding("a draw", "sampling: pairs", "passed"),
     ]
     text = "\n".join(page.lines({"flower": result(findings, [READING]), "ours": result([])}))
-    first, second = "| a draw | 64 | *sampling* pairs |", "| a step | 64 |  | *noise* law"
+    first, second = (
+        "| a draw | 64 | older | *sampling* pairs |",
+        "| a step | 64 | abc |  | *noise* law",
+    )
     assert text.index(first) < text.index(second)
     assert text.count("Cause 1.") == 1, "the other sentence has no reading"
     assert "    rows = 1" in text and "`package/noise.py`, line 7, `noise += noise`" in text
@@ -104,6 +108,37 @@ def test_lines_are_looked_up_in_the_environment(tmp_path):
     source = tmp_path / "lib/python3.11/site-packages/flwr/supercore/differential_privacy.py"
     source.parent.mkdir(parents=True)
     source.write_text("\n\nscaling_factor = min(1, clipping_norm / input_norm)\n")
-    found = page.readings("flower", tmp_path / "bin" / "python")
+    found = page.readings("flower", tmp_path / "bin" / "python", [])
     lines = {r["line"] for r in found if r["file"] == "flwr/supercore/differential_privacy.py"}
     assert lines == {3, None}
+    assert page.readings("flower", tmp_path / "none" / "python", found) == found
+
+
+def committed():
+    """What the committed results found, with the readings that are committed beside them."""
+    for environment, found in read().items():
+        reads = page.readings(environment.removesuffix(install.NEWEST), RESULTS, found["readings"])
+        yield environment, found, reads
+
+
+def test_each_failure_has_one_cause():
+    several = {
+        (environment, f["subject"], f["check"]): page.causes(f, reads)
+        for environment, found, reads in committed()
+        for f in found["findings"]
+        if f["verdict"] == "failed" and len(page.causes(f, reads)) != 1
+    }
+    assert not several
+
+
+def test_the_page_has_the_readings_of_now():
+    assert all(found["readings"] == reads for _, found, reads in committed())
+    assert all(reading["line"] for _, _, reads in committed() for reading in reads)
+
+
+def test_sentences_of_the_page_are_short():
+    every = tomllib.loads((page.HERE / "readings.toml").read_text("utf-8"))
+    texts = [page.INTRODUCTION, *every.pop("notes").values()]
+    texts += [r[part] for each in every.values() for r in each for part in ("why", "documented")]
+    sentences = [s for text in texts for s in re.split(r"[.:!?]\s|\n\n", text)]
+    assert max(len(sentence.split()) for sentence in sentences) <= 30

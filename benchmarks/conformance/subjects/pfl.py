@@ -22,8 +22,8 @@ def subjects(served: Served) -> list[Subject]:
     by = served.function
     accounted = Training(SUM, Poisson(1000, 0.05), 100)
     laplace = Release(1.0, math.sqrt(2), 1.0, (6, 2), 4, norm="l1", law="laplace")
-    # The noise also pays for the indicator: half of its own standard deviation. That of the count is
-    # 1: 2 on indicators of -1 and 1.
+    # The noise also pays for the indicator: half of its own standard deviation. That of the count
+    # is 1: 2 on indicators of -1 and 1.
     first = Release(1.0, 1 / math.sqrt(1 - 0.5**2), 1.0, (6, 2), 4)
     return [
         *(
