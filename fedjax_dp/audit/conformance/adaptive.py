@@ -191,7 +191,11 @@ def _last_round(
     allowed = (1 + MARGIN) * share * max(clip_norms) + rounding_of(before[-1], order)
     gaps = np.stack([one[-1] - other[-1] for (one, _), (other, _) in runs])
     distance = float(np.linalg.norm(gaps[0], order))
-    if distance > allowed and not alike(gaps, before[-1]):
+    # Seeds have different clip norms: without noise, gaps differ in length, and not in direction.
+    lengths = np.linalg.norm(gaps, axis=1) if first.size > 1 else [n[-1] for (_, n), _ in runs]
+    if distance > allowed and not alike(
+        gaps / np.reshape(lengths, (-1, 1)), before[-1] / lengths[0]
+    ):
         noise = quantile_of(first, first.rows, significance / 2) / first.clip_norm
         allowed += noise * sum(clip_norms)
     values = distance, float(allowed), 1 - significance
