@@ -338,6 +338,8 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path):
 
 def test_every_key_is_described():
     rows = describe()
+    rules = {row[0]: row[1] for row in rows}
+    assert all(repr(name) in rules[key] for key, part in CHOICES.items() for name in part.names)
     assert [row[0] for row in rows] == config_files.all_keys()
     assert all(rule and about for _, rule, _, about in rows)
 

@@ -190,6 +190,16 @@ class Column:
         kinds = {array.type for array in self._arrays} - {pa.null()}
         return kinds == {pa.bool_()}
 
+    @property
+    def is_text(self) -> bool:
+        """Whether all files have text in it."""
+        return all(tables.is_text(array.type) for array in self._arrays)
+
+    @property
+    def is_date(self) -> bool:
+        """Whether all files have dates or times in it, not as text."""
+        return all(_is_date(array.type) for array in self._arrays)
+
     @functools.cached_property
     def is_number(self) -> np.ndarray:
         """Which cells are numbers, `[rows]`."""
@@ -384,12 +394,15 @@ class Column:
     def require_no_markers(self, rows: np.ndarray, other_way: str = "") -> None:
         """Refuses names such as "?" among others: they usually stand for a missing value."""
         rows = rows[~self.is_missing[rows]]
-        values = np.unique(self.texts[rows].astype(str))
-        is_marker = np.array([_MARKER.fullmatch(value) is not None for value in values], bool)
-        if is_marker.any() and not is_marker.all():
+        if markers := self.markers(rows):
             rule = "hold no marker of a missing value as a name; list the markers in missing_values"
-            row = int(rows[np.argmax(self.texts[rows] == values[np.argmax(is_marker)])])
-            self.refuse(row, rule + other_way)
+            self.refuse(int(rows[np.argmax(self.texts[rows] == markers[0])]), rule + other_way)
+
+    def markers(self, rows: np.ndarray) -> list[str]:
+        """Lists the texts, such as "?" among names, that usually stand for a missing value."""
+        values = np.unique(self.texts[rows].astype(str))
+        found = [str(value) for value in values if _MARKER.fullmatch(value)]
+        return found if len(found) < len(values) else []
 
     def require_categories(self, rows: np.ndarray, other_way: str) -> None:
         """Refuses text that is no small set of names: dates, amounts, identifiers, sentences."""
@@ -576,15 +589,7 @@ def _longest_row(path: pathlib.Path, text: str, mark: str) -> int:
 
 def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
     """Refuses a file that another separator divides; returns whether its first line names it."""
-    named, guess, why = re.match(r'"?sep=(.)"?[\r\n]', text, re.IGNORECASE), mark, ""
-    if named:
-        guess, why = named[1], "as its first line says"
-    elif _num_columns(text, mark) == 1:
-        widths = {other: _num_columns(text, other) for other in _SEPARATORS if other != mark}
-        # Names and cells of two words are no two columns.
-        likely = [other for other, num in widths.items() if num > 1 + (other in ": ")]
-        if likely:
-            guess, why = likely[0], f"which gives each line {widths[likely[0]]} cells"
+    guess, why, is_named = _guess(text, mark)
     public = f"be separated by {mark!r}, its separator"
     way = f"give separator = {guess!r}, {why}"
     if path.name.lower().removesuffix(".gz").endswith(".tsv"):
@@ -592,7 +597,25 @@ def _require_separator(path: pathlib.Path, text: str, mark: str) -> bool:
     require_of_file(
         guess == mark, str(path), f"{public} ({way})", text.split("\n", 1)[0], public=public
     )
-    return named is not None
+    return is_named
+
+
+def guess_separator(path: pathlib.Path, encoding: str) -> str:
+    """Guesses what separates the cells of a CSV file, a comma if that is possible."""
+    return _guess(_decoded(path, _content(path), encoding), ",")[0]
+
+
+def _guess(text: str, mark: str) -> tuple[str, str, bool]:
+    """Returns the likely separator, the reason if it is not `mark`, and whether line 1 names it."""
+    if named := re.match(r'"?sep=(.)"?[\r\n]', text, re.IGNORECASE):
+        return named[1], "as its first line says", True
+    if _num_columns(text, mark) == 1:
+        widths = {other: _num_columns(text, other) for other in _SEPARATORS if other != mark}
+        # Names and cells of two words are no two columns.
+        likely = [other for other, num in widths.items() if num > 1 + (other in ": ")]
+        if likely:
+            return likely[0], f"which gives each line {widths[likely[0]]} cells", False
+    return mark, "", False
 
 
 def _num_columns(text: str, mark: str) -> int:

@@ -29,6 +29,8 @@ from fedjax_dp.data.datasets.cells import (
 from fedjax_dp.data.datasets.tabular import Numeric, in_range
 
 _PARTS = ("train", "test")
+# Numbers above it are taken to be unscaled.
+LARGE_INPUT = 100
 # More categories than this are taken to be record names.
 _MOST_CATEGORIES = 1000
 _SIZES = f"that float32 can represent, {SMALLEST:.2g} to {LARGEST:.2g}"
@@ -173,7 +175,7 @@ def load(
         f"label{f' {i + 1}' * (i > 0)}": name for i, name in enumerate(targets)
     }
     roles |= {"weight": weight, "client": client, "split": split}
-    table, num_paths, inputs = _opened(data_dir, path, roles, features, testing, gaps, cells)
+    table, num_paths, inputs = open_table(data_dir, path, roles, features, testing, gaps, cells)
     tables = {"categories": column_coding.categories, "ranges": column_coding.ranges}
     _check_names(table, roles, features, {**tables, "fill": gaps.fill, "dates": cells.dates})
     _check_options(gaps, column_coding, testing)
@@ -271,7 +273,7 @@ def cells_of_test_rows(
     targets = (label,) if isinstance(label, str) else label
     roles = dict(enumerate((*targets, weight, client, testing.split)))
     cells, _ = _renamed(cells, column_coding)
-    table, num_paths, inputs = _opened(data_dir, path, roles, features, testing, gaps, cells)
+    table, num_paths, inputs = open_table(data_dir, path, roles, features, testing, gaps, cells)
     for name in names:
         disclosure.require_column("--copy", name, table.files[-1], table.columns)
     _, rows = rows_of_parts(table, int(table.starts[num_paths]), inputs, gaps, testing)
@@ -288,7 +290,7 @@ def _renamed(cells: Cells, column_coding: Coding) -> tuple[Cells, Coding]:
     return cells._replace(encoding="utf-8"), column_coding._replace(coding=old)  # type: ignore[arg-type]
 
 
-def _opened(
+def open_table(
     data_dir: pathlib.Path | None,
     path: str,
     roles: Mapping[Any, str | None],

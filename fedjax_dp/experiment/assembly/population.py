@@ -12,6 +12,7 @@ from fedjax_dp.core import checks, disclosure
 from fedjax_dp.core.registry import is_own
 from fedjax_dp.data import arrays, datasets, disk_arrays, partition, statistics
 from fedjax_dp.data.datasets.registry import option_naming_clients
+from fedjax_dp.data.datasets.table import LARGE_INPUT
 from fedjax_dp.data.federated import FederatedData, flat
 from fedjax_dp.experiment.components.experiment import Population
 from fedjax_dp.experiment.components.partitions import PARTITIONS, Facts, Spread
@@ -22,8 +23,6 @@ from fedjax_dp.models.losses import IGNORE_LABEL
 
 # Purposes of the draws from a seed; those of partitions are 0 and 2, that of `unseen` is 5.
 _SPLIT, _PUBLIC, _VALIDATION, _FEWER = 1, 3, 4, 6
-# Numbers above it are taken to be unscaled.
-_LARGE_INPUT = 100
 # The most clients or columns that a note names.
 _SHOWN = 5
 # The option of models whose number of tokens is not that of classes.
@@ -197,7 +196,7 @@ def _notes(
     if large := _large_inputs(data, section.name):
         found.append(
             f"the inputs {', '.join(large[:_SHOWN])}{', …' * (len(large) > _SHOWN)} of {data.name} "
-            f"have values above {_LARGE_INPUT} in magnitude, which makes training slow or "
+            f"have values above {LARGE_INPUT} in magnitude, which makes training slow or "
             "unstable; data.options.scaling maps them to similar ranges"
         )
     classes = data.class_names if data.task == "classification" else ()
@@ -285,7 +284,7 @@ def _large_inputs(data: datasets.Dataset, name: str) -> list[str]:
     numbers = x.get("numbers") if isinstance(x, dict) else x
     if numbers is None or not len(numbers):
         return []
-    is_large = np.max(np.abs(numbers), axis=0) > _LARGE_INPUT
+    is_large = np.max(np.abs(numbers), axis=0) > LARGE_INPUT
     return [name for name, large in zip(data.feature_names, is_large, strict=False) if large]
 
 

@@ -28,7 +28,15 @@ Row = tuple[str, str, str, str]
 
 def describe() -> list[Row]:
     """Lists for every key its dotted name, rule, default as text, and description."""
-    return _rows(ROOT, "")
+    return [
+        (key, _named(key) or rule, default, about) for key, rule, default, about in _rows(ROOT, "")
+    ]
+
+
+def _named(key: str) -> str:
+    """Lists the parts that a key may name; empty for other keys."""
+    names = ", ".join(map(repr, CHOICES[key].names)) if key in CHOICES else ""
+    return names and f"one of {names}, or your own as file.py:name"
 
 
 def describe_choice(word: str) -> list[Row]:

@@ -116,7 +116,7 @@ class RunSection(Section):
 class DataSection(Section):
     """The examples, and their partition into clients."""
 
-    name: str = _setting("digits", "a data set, see `fedjax-dp data list`")
+    name: str = _setting("digits", "data set; `fedjax-dp data list` describes each")
     data_dir: PathText | None = _setting(
         None, "folder of data files; else FEDJAX_DP_DATA, else a cache"
     )
@@ -228,7 +228,7 @@ class AdaptersSection(OptionalSection):
 class ModelSection(Section):
     """What is trained."""
 
-    name: str = _setting("logistic_regression", "a model of the zoo")
+    name: str = _setting("logistic_regression", "model that is trained")
     options: Options = _table("options of the model; `run --keys model.name=NAME`")
     pretrained: PathText | None = _setting(
         None,
@@ -250,7 +250,7 @@ class ModelSection(Section):
 class AlgorithmSection(Section):
     """The algorithm, and how it aggregates updates."""
 
-    name: str = _setting("dp_sgd", "an algorithm")
+    name: str = _setting("dp_sgd", "method by which clients and server train")
     options: Options = _table("options of the algorithm; `run --keys algorithm.name=NAME`")
     aggregator: str | None = _setting(
         None,
@@ -405,7 +405,7 @@ class TrainingSection(Section):
     optimizer_options: Options = _table(
         "options of the optimiser; `run --keys training.optimizer=NAME`"
     )
-    learning_rate: NonNegatives = _setting(2.0, "step size")
+    learning_rate: NonNegatives = _setting(2.0, "learning rate of local training")
     batch_size: Size | Each[Size] | ByName[Size] | NamedBatchSizes = _setting(
         64.0, "examples per step, expected under Poisson sampling; or a published list"
     )
@@ -422,7 +422,9 @@ class TrainingSection(Section):
 class FullParticipation(OptionalSection):
     """Full participation."""
 
-    sampler: Literal["full_participation"] = _setting("full_participation", "how a cohort is drawn")
+    sampler: Literal["full_participation"] = _setting(
+        "full_participation", "how the clients of a round are chosen"
+    )
 
 
 class _Cohort(OptionalSection):
@@ -432,14 +434,14 @@ class _Cohort(OptionalSection):
 class PoissonCohort(_Cohort):
     """Each client joins independently with the same probability."""
 
-    sampler: Literal["poisson"] = _setting("poisson", "how a cohort is drawn")
+    sampler: Literal["poisson"] = _setting("poisson", "how the clients of a round are chosen")
     capacity: Count | None = _setting(None, "slots of a cohort; larger draws are truncated")
 
 
 class FixedSizeCohort(_Cohort):
     """A fixed number of clients, drawn without replacement."""
 
-    sampler: Literal["fixed_size"] = _setting("fixed_size", "how a cohort is drawn")
+    sampler: Literal["fixed_size"] = _setting("fixed_size", "how the clients of a round are chosen")
     full_participation_first: Index = _setting(
         0, "rounds of full participation at the start, such as those of jump_start's first stage"
     )
@@ -448,13 +450,15 @@ class FixedSizeCohort(_Cohort):
 class CyclicCohort(_Cohort):
     """Clients take turns."""
 
-    sampler: Literal["cyclic"] = _setting("cyclic", "how a cohort is drawn")
+    sampler: Literal["cyclic"] = _setting("cyclic", "how the clients of a round are chosen")
 
 
 class MinSeparatedCohort(_Cohort):
     """Clients join at random, with a minimum number of rounds in between."""
 
-    sampler: Literal["min_separated"] = _setting("min_separated", "how a cohort is drawn")
+    sampler: Literal["min_separated"] = _setting(
+        "min_separated", "how the clients of a round are chosen"
+    )
     separation: Count = _setting(1, "rounds between two draws of a client")
 
 
@@ -523,7 +527,7 @@ class RecordLevel(OptionalSection):
         8.0, "ε at the end of the run, and its budget; or a published list"
     )
     dp_delta: ProperFraction | Each[ProperFraction] | ByName[ProperFraction] = _setting(
-        1e-5, "δ, one for all clients or one for each"
+        1e-5, "δ of the guarantee, well below 1 / records; one for all clients or one for each"
     )
     per_layer: bool = _setting(False, "clip layer by layer")
     planned_participations: Count | Quantile | None = _setting(
@@ -539,7 +543,7 @@ class _ClientLevel(OptionalSection):
     clip_norm: Positive = _setting(1.0, "bound on the norm of one client's update")
     noise_multiplier: NonNegative | None = _setting(None, "noise standard deviation over the bound")
     epsilon: Positive | None = _setting(8.0, "ε at the end of the run, and its budget")
-    dp_delta: ProperFraction = _setting(1e-5, "δ")
+    dp_delta: ProperFraction = _setting(1e-5, "δ of the guarantee, well below 1 / clients")
     part_scales: ByName[Positive] | None = _setting(
         None,
         "by part of an update of several, such as params and control of scaffold: what it is "
@@ -668,7 +672,9 @@ _UNITS = {"none": (), "record": ("record",), "client": ("client",), "both": ("cl
 class PrivacySection(Section):
     """The unit of privacy, its mechanisms and its accounting."""
 
-    unit: Literal["none", "record", "client", "both"] = _setting("record", "unit of privacy")
+    unit: Literal["none", "record", "client", "both"] = _setting(
+        "record", "what ε protects: a record, a client with all its records, or both"
+    )
     relation: Literal["zero_out", "add_remove", "replace_one"] = _setting(
         "zero_out", "neighbouring data; add_remove is refused, since sizes are public"
     )
