@@ -17,7 +17,7 @@ from fedjax_dp.cli.output import Output, console, note_loading, print_document
 from fedjax_dp.core import terminal
 from fedjax_dp.core.foreign_text import visible
 from fedjax_dp.core.packages import MissingPackageError
-from fedjax_dp.core.synonyms import meant
+from fedjax_dp.core.synonyms import suggestion
 
 _SMALLER = (
     "nearest valid choices: a smaller execution.clients_per_chunk or training.micro_batch_size, "
@@ -62,8 +62,8 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Returns name, command and rest of the line; passes on a `--json` before the command."""
         is_known = ctx.resilient_parsing or args[0] in self.commands
-        if not is_known and (hints := meant(args[0], self.commands)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {hints[0]!r}?")
+        if not is_known:
+            ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self.commands)}")
         name, found, rest = super().resolve_command(ctx, args)
         if ctx.params.get("as_json") and "--json" not in rest:
             end = rest.index("--") if "--" in rest else len(rest)

@@ -17,6 +17,7 @@ from annotated_types import Le, MinLen
 
 from fedjax_dp.core import checks, ranges
 from fedjax_dp.core.registry import groups_of
+from fedjax_dp.core.synonyms import suggestion
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 # How much of a value an error shows.
@@ -93,12 +94,9 @@ class Rule(NamedTuple):
 
 def refusal(name: str, rule: Rule, value: Any) -> ValueError:
     """Builds the error for a value that breaks its rule, with the nearest choice."""
-    hint = checks.similar(value, rule.choices)
+    hint = suggestion(value, rule.choices) if isinstance(value, str) else ""
     shown = checks.shown(value, _SHOWN) if _is_plain(value) else f"a {type(value).__name__}"
-    return ValueError(
-        f"{name} must be {rule.range_of(value) or rule.words}, got {shown}"
-        + (f"; did you mean {hint!r}?" if hint else "")
-    )
+    return ValueError(f"{name} must be {rule.range_of(value) or rule.words}, got {shown}{hint}")
 
 
 def _is_plain(value: Any) -> bool:

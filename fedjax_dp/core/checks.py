@@ -1,6 +1,5 @@
 """Checks of static input: every failure names the argument, the rule and the value."""
 
-import difflib
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -8,12 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_dp.core.synonyms import meant
+from fedjax_dp.core.synonyms import suggestion
 
 # Steps, rounds and sizes are counted in an int32 and are below this; float32 holds it exactly.
 COUNT_LIMIT = 2**31
-# Words that are less alike, from 0 to 1, are not misspellings of each other.
-_ALIKE = 0.4
 # Python formats no integer of more than 4,300 decimal digits.
 _MOST_BITS = 8_192
 
@@ -112,23 +109,8 @@ def one_of(argument: str, value: str, choices: Collection[str]) -> None:
     """Requires one of the named choices; the error suggests the nearest one."""
     if not isinstance(value, str) or value not in choices:
         known = sorted(choices)
-        hint = similar(str(value), known)
-        raise ValueError(
-            f"{argument} must be one of {listed(known)}, got {value!r}"
-            + (f"; did you mean {hint!r}?" if hint else "")
-        )
-
-
-def nearest(word: str, choices: Iterable[str], cutoff: float = 0.0) -> str | None:
-    """Finds the choice that has a word's meaning, or is spelled most like it; None if none is."""
-    known = list(choices)
-    close = meant(word, known) or difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return close[0] if close else None
-
-
-def similar(value: Any, choices: Iterable[str]) -> str | None:
-    """Finds the choice that a misspelt value may mean; None if it is like none of them."""
-    return nearest(value, choices, _ALIKE) if isinstance(value, str) else None
+        hint = suggestion(str(value), known)
+        raise ValueError(f"{argument} must be one of {listed(known)}, got {value!r}{hint}")
 
 
 def is_finite_number(value: Any) -> bool:

@@ -10,6 +10,7 @@ from fedjax_dp.algorithms.schedules import Curve, table_of
 from fedjax_dp.core import checks, trees
 from fedjax_dp.core.argument_checks import checked
 from fedjax_dp.core.ranges import Count
+from fedjax_dp.core.synonyms import suggestion
 from fedjax_dp.engine.federation import Federation
 
 
@@ -63,10 +64,8 @@ def require_scheduled(federation: Federation, name: str) -> None:
     value = hyper.number(name)
     if value is None or isinstance(value, Hyper | Mapping | tuple):
         known = names_of(hyper)
-        hint = checks.nearest(name, known)
-        raise ValueError(
-            f"schedules must name numbers of hyper, got {name!r}; did you mean {hint!r}?"
-        )
+        hint = suggestion(name, known)
+        raise ValueError(f"schedules must name numbers of hyper, got {name!r}{hint}")
     algorithm = federation.algorithm
     part, _, rest = name.partition(".")
     kind: Any = {

@@ -18,6 +18,7 @@ from fedjax_dp.core import checks, trees
 from fedjax_dp.core.backend import traced_with
 from fedjax_dp.core.devices import undivided
 from fedjax_dp.core.files import digest_of
+from fedjax_dp.core.synonyms import suggestion
 from fedjax_dp.core.trees import PyTree
 
 Where = str | Sequence[str] | Callable[[str, Any], bool]
@@ -221,10 +222,10 @@ def require_matches(name: str, asked: Sequence[str], paths: Sequence[str], rule:
     """Requires that every pattern matches a path; the error names the nearest one."""
     for pattern in asked:
         if not any(matches(path, pattern) for path in paths):
-            raise ValueError(
-                f"{name} must name {rule}, got {pattern!r}; did you mean "
-                f"{_nearest(pattern, paths)!r}?"
-            )
+            parts = [path.split("/") for path in paths]
+            known = {"/".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
+            hint = suggestion(pattern, sorted(known)) or f"; there are {checks.listed(paths)}"
+            raise ValueError(f"{name} must name {rule}, got {pattern!r}{hint}")
 
 
 def batch_norm(params: PyTree, buffer_keys: Where) -> PyTree:
@@ -245,9 +246,3 @@ def matches(path: str, pattern: str) -> bool:
     """Checks whether a pattern matches a path or one of its prefixes."""
     pattern = pattern.rstrip("/")
     return any(fnmatch.fnmatchcase(path, form) for form in (pattern, f"{pattern}/*"))
-
-
-def _nearest(pattern: str, paths: Sequence[str]) -> str | None:
-    parts = [path.split("/") for path in paths]
-    known = {"/".join(part[:end]) for part in parts for end in range(1, len(part) + 1)}
-    return checks.nearest(pattern, sorted(known))

@@ -44,8 +44,9 @@ def test_what_is_written_is_what_was_answered_and_runs(fedjax_dp, unit):
     keys = [i for i, line in enumerate(lines) if " = " in line and line[0] != "#"]
     assert len(keys) > 10 and all(lines[i - 1].startswith("# ") for i in keys)
     # Choices are named, and whole numbers are written whole.
-    assert "# how clients of a round are drawn: 'full_participation', 'poisson'" in str(lines)
-    assert f"# method of training: {_METHODS[unit][0]}" in str(lines)
+    text = "\n".join(lines)
+    assert "# an Optax optimiser that takes a learning rate: 'sgd', 'adam'" in text
+    assert f"# method of training: {_METHODS[unit][0]}" in text
     assert not [lines[i] for i in keys if re.search(r"\d\.0\b", lines[i])]
     _, command, *rest = found["run"].split()
     status, _, said = fedjax_dp(command, *rest, "--output", "out", "--quiet")

@@ -195,7 +195,7 @@ def test_the_error_stream_follows_its_level(fedjax_dp, finished, word, seen):
 @pytest.mark.parametrize(
     ("words", "command", "message"),
     [
-        (("rnu",), "rnu", "No such command 'rnu'. Did you mean 'run'?"),
+        (("rnu",), "rnu", "no such command 'rnu'; did you mean 'run'?"),
         (("privacy", "epsilon"), "privacy epsilon", "Missing option '--noise-multiplier'."),
         (("run", "--run.round", "3"), "run", "did you mean 'run.rounds'"),
         (("run", "--run.secret"), "run", "--run.secret needs a value"),

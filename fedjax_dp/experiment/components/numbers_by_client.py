@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any
 
 from fedjax_dp.core import checks, files
+from fedjax_dp.core.synonyms import nearest
 from fedjax_dp.data.datasets.tabular import is_finite
 from fedjax_dp.data.federated import FederatedData
 from fedjax_dp.experiment.components.unseen import num_unseen
@@ -115,7 +116,7 @@ def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[
     known = set(names)
     unknown = [name for name in table if name not in known]
     if unknown:
-        hint = checks.nearest(unknown[0], list(names))
+        hint = next(iter(nearest(unknown[0], names)), None)
         place, rule = key, "name clients of the data"
         if isinstance(table, _Column):
             place, rule = table.place(unknown[0]), "name a client of the data"

@@ -16,6 +16,7 @@ from fedjax_dp.algorithms.schedules import Curve
 from fedjax_dp.core import checks
 from fedjax_dp.core.ranges import Count, NonNegative, Probability, ProperFraction
 from fedjax_dp.core.registry import Registry, is_own
+from fedjax_dp.core.synonyms import suggestion
 from fedjax_dp.engine.accounts.calibration import priced_factors
 from fedjax_dp.engine.federation import Federation
 from fedjax_dp.engine.schedules import names_of, require_scheduled, scheduled
@@ -171,9 +172,7 @@ def read_schedules(config: Config, fields_of: Callable[[str, str], Fields]) -> N
             known = [f"{each}.{one}" for each, names in _KEYS.items() for one in names]
             known += [f"{each}.NAME" for each in _SECTIONS if each not in _KEYS]
             text = f"{_HERE} must be of a number that can change, of {', '.join(known)}"
-            raise refused(
-                here, f"{text}, got {key!r}; did you mean {checks.nearest(key, known)!r}?"
-            )
+            raise refused(here, f"{text}, got {key!r}{suggestion(key, known)}")
         table = dict(value) if isinstance(value, Mapping) else {"curve": value}
         curve = table.pop("curve", "constant" if table.keys() == {"warm_up"} else None)
         if not isinstance(curve, str):

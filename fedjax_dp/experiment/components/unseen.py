@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.synonyms import nearest
 from fedjax_dp.experiment.schema.config import DataSection
 
 # The purpose of the draw from a seed; those of `assembly.population` are 1, 3, 4 and 6.
@@ -44,6 +45,6 @@ def unseen_of(section: DataSection, names: Sequence[str], seed: int) -> np.ndarr
         return np.sort(order[:count])
     place = {name: i for i, name in enumerate(names)}
     for name in section.unseen_clients:
-        rule = f"name clients of the data, such as {checks.nearest(name, names)!r}"
+        rule = f"name clients of the data, such as {next(iter(nearest(name, names)), names[0])!r}"
         checks.require(name in place, _NAMES, rule, name)
     return np.sort([place[name] for name in section.unseen_clients])

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
+from fedjax_dp.core.synonyms import suggestion
 from fedjax_dp.experiment.components.catalogue import CHOICES, DESCRIBED, TABLES
 from fedjax_dp.experiment.schema.config import ROOT
 from fedjax_dp.experiment.schema.constraints import (
@@ -43,10 +44,9 @@ def describe_choice(word: str) -> list[Row]:
     """Lists the options of a part, named as in "algorithm.name=fedprox", as `describe`."""
     key, _, name = word.partition("=")
     if key not in DESCRIBED:
-        hint = checks.nearest(key, DESCRIBED)
         raise ConfigError(
             f"--keys must be followed by nothing or by one of {', '.join(DESCRIBED)} with =NAME, "
-            f"got {word!r}; did you mean {hint!r}?"
+            f"got {word!r}{suggestion(key, DESCRIBED)}"
         )
     choice = DESCRIBED[key]
     checks.one_of(key, name, choice.names)

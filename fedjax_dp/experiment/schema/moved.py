@@ -23,11 +23,17 @@ _KEYS = {
     "training.schedule": _RATE,
     "participation.everybody_first": "participation.full_participation_first",
 }
+_SECAGG = "secure_aggregation.form, which sums under masks"
 _VALUES = {
+    "algorithm.name": {
+        "dp_ftrl": f'algorithm.name = "dp_fedavg" with {_MECHANISM.format("correlated_gaussian")}',
+        "secagg": _SECAGG,
+    },
     "participation.sampler": {"everybody": 'participation.sampler = "full_participation"'},
     "training.sampler": {"everybody": 'training.sampler = "full_batch"'},
     "algorithm.aggregator": {
         **{name: _MECHANISM.format(mechanism) for name, mechanism in _MEANS.items()},
+        "secagg": _SECAGG,
         "adaptive_gaussian_mean": "privacy.client.adaptive_clipping",
     },
 }
@@ -39,7 +45,7 @@ def moved(key: str, value: Any = None) -> str:
     """Returns the end of an error that says what to use now; empty for what has not moved."""
     now = _KEYS.get(key)
     if isinstance(value, str):
-        now = _VALUES.get(key, {}).get(value, now)
+        now = _VALUES.get(key, {}).get(value.lower().replace("-", "_"), now)
     elif isinstance(value, list) and key in _LISTS:
         now = f'schedules.{key} = {{curve = "list", factors = […]}} for numbers over rounds'
     return "" if now is None else f"; use {now}"

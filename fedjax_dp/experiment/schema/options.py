@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from fedjax_dp.core import checks
 from fedjax_dp.core.registry import groups_of, is_own, options_of
+from fedjax_dp.core.synonyms import suggestion
 from fedjax_dp.experiment.schema.constraints import (
     annotation_of,
     in_a_file,
@@ -74,8 +74,11 @@ def read_options(fields: Fields, name: str, key: str, values: Mapping[str, Any])
     """Reads the options of a part from the table at a key."""
     for option, value in values.items():
         if option not in fields:
-            here, nearest = f"{key}.{option}", checks.nearest(option, fields)
-            hint = f"; did you mean {nearest!r}?" if nearest else f"; {name} has no options"
+            here, has = (
+                f"{key}.{option}",
+                f"the options {', '.join(fields)}" if fields else "no options",
+            )
+            hint = suggestion(option, fields) or f"; {name} has {has}"
             text = f"there is no option {here} of {name}, got {value!r}{moved(here) or hint}"
             raise refused(here, text)
     for option, field in fields.items():

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedjax_dp.core import checks
-from fedjax_dp.core.synonyms import meant, names_of
+from fedjax_dp.core.synonyms import names_of, suggestion
 from fedjax_dp.experiment.schema.constraints import (
     STRICT,
     ConfigError,
@@ -246,6 +246,5 @@ def unknown(
     # Options of parts, which sections do not list.
     of_parts = tuple(f"{name}." for name, f in fields_below(root) if f.annotation == options)
     known += [name for name in names_of(key) if name.startswith(of_parts)]
-    hints = meant(key, known) or [str(checks.nearest(key, known))]
-    hint = f"; did you mean {' or '.join(map(repr, hints))}?"
-    return refused(key, f"there is no {noun} {key!r}{moved(key) or hint}")
+    hint = moved(key) or suggestion(key, known) or "; fedjax-dp run --keys lists all"
+    return refused(key, f"there is no {noun} {key!r}{hint}")
