@@ -180,6 +180,8 @@ NEEDS = {
     "trackio": TRACKER.format("trackio"),
     "flower": "import fedjax_dp.flower",
 }
+# Extras of messages that are not installed here: they take gigabytes.
+LARGE = {"cuda", "tpu"}
 MISSING = r"needs the package (\w+), which is not installed: (.+)"
 
 
@@ -191,6 +193,14 @@ def test_every_extra_that_a_message_names_is_tried():
     named = {n.args[1].value for n in calls if isinstance(n.args[1], ast.Constant)}
     assert named | {"mlflow", "wandb", "trackio"} == NEEDS.keys()
     assert len([n for n in calls if not isinstance(n.args[1], ast.Constant)]) == 1
+    calls = [n for t in tree for n in ast.walk(t) if isinstance(n, ast.Call)]
+    calls = [n for n in calls if ast.unparse(n.func) == "installing"]
+    named = {n.args[0].value for n in calls if isinstance(n.args[0], ast.Constant)}
+    assert LARGE <= named <= {*NEEDS, *LARGE} <= PROJECT["optional-dependencies"].keys()
+    # No message or page has a way of its own.
+    own = r"pip install ['\"]?(jax\[|libtpu)"
+    for page in [*PAGES, *(ROOT / "fedjax_dp").rglob("*.py")]:
+        assert not re.search(own, page.read_text("utf-8")), page
 
 
 def followed(said, python, folder):
@@ -259,6 +269,23 @@ def test_a_message_works_in_a_checkout_that_is_installed_or_not(tmp_path):
     said = shell([str(python), "-m", "fedjax_dp"], tmp_path, PYTHONPATH=str(ROOT)).stdout
     assert followed(said, python, tmp_path).endswith(f' -e "{ROOT}[cli]"')
     done([str(python), "-m", "fedjax_dp", "--version"], tmp_path)
+
+
+@slow
+@pytest.mark.skipif(os.name == "nt", reason="the page has the paths of Linux")
+def test_the_page_installs_a_wheel_on_a_machine_without_a_clone(built, tmp_path):
+    section = INSTALL.read_text("utf-8").split("## From a wheel")[1].split("\n## ")[0]
+    build, install = re.findall(r"^```\n(.*?)^```$", section, re.M | re.S)
+    with tarfile.open(next(built.glob("*.tar.gz"))) as opened:
+        opened.extractall(tmp_path, filter="data")
+    (clone,) = tmp_path.iterdir()
+    done([sys.executable, "-m", "venv", ".venv"], clone)
+    done(f"set -e\n{build}", clone)
+    machine = tmp_path / "machine"
+    shutil.copytree(clone / "dist", machine / "dist")
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    done(f"set -e\n{install}", machine, PATH=path)
+    assert fedjax_dp.__version__ in done([".venv/bin/fedjax-dp", "--version"], machine)
 
 
 def test_pages_install_from_an_index_once_a_release_is_there():

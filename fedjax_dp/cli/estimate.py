@@ -27,8 +27,8 @@ def command(
 
     Compiles the rounds of an experiment with the device's own compiler, on this machine: does it
     fit, how long does it compile, about how long is a round, and what takes the time. The seconds
-    are the compiler's estimates; nothing is run or measured. Needs the package `libtpu` for TPUs
-    and `jax[cuda13]` for GPUs.
+    are the compiler's estimates; nothing is run or measured. Needs the extra `tpu` for TPUs
+    and `cuda` for GPUs.
     """
     out.note(f"compiling for {device}")
     estimated = estimate(file, context.args, device)

@@ -10,7 +10,7 @@ from jax.experimental import topologies
 
 from fedjax_dp.core import checks
 from fedjax_dp.core.backend import Facts
-from fedjax_dp.core.packages import installer
+from fedjax_dp.core.packages import installing
 
 _GiB = 2.0**30
 
@@ -135,11 +135,12 @@ def environment(wanted: Target) -> dict[str, str]:
 def compiler(wanted: Target) -> str:
     """Finds the module that compiles for a target, or says what to install."""
     is_gpu = wanted.device.backend == "gpu"
-    package, modules = ("jax[cuda13]", _PLUGINS) if is_gpu else ("libtpu", ("libtpu",))
+    modules = _PLUGINS if is_gpu else ("libtpu",)
     module = next((name for name in modules if _is_installed(name)), None)
     if module is None:
         kind = "NVIDIA GPUs" if is_gpu else "TPUs"
-        advice = f'XLA\'s compiler for {kind} is not installed; run `{installer()} "{package}"`'
+        how = installing("cuda") if is_gpu else installing("tpu")
+        advice = f"XLA's compiler for {kind} is not installed; run `{how}`"
         raise ValueError(f"device {wanted.name!r} cannot be compiled for: {advice}")
     return module
 

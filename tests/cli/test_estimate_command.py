@@ -8,7 +8,7 @@ import pytest
 from marks import slow
 
 from fedjax_dp.core import targets
-from fedjax_dp.core.packages import installer
+from fedjax_dp.core.packages import installing
 from fedjax_dp.engine.execution import elsewhere
 from fedjax_dp.experiment.studies import estimate as estimates
 from fedjax_dp.experiment.studies.estimate import Estimate, Part
@@ -67,8 +67,8 @@ def test_a_compiler_that_ends_its_process_is_reported_with_its_last_words(monkey
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("v5e", f'compiler for TPUs is not installed; run `{installer()} "libtpu"`'),
-        ("H100", f'compiler for NVIDIA GPUs is not installed; run `{installer()} "jax[cuda13]"`'),
+        ("v5e", f"compiler for TPUs is not installed; run `{installing('tpu')}`"),
+        ("H100", f"compiler for NVIDIA GPUs is not installed; run `{installing('cuda')}`"),
     ],
 )
 def test_a_missing_compiler_is_named_before_a_process_starts(fedjax_dp, monkeypatch, device, words):
