@@ -336,6 +336,22 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path):
         load_config("my.csv")
 
 
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [
+        ("data/ill people.csv.gz", "ill people"),
+        ("wards.parquet", "wards"),
+        ("hospitals/*.csv", "hospitals"),
+        ("a?/*.csv", "table"),
+        ("Grün & blau.csv", "Grün - blau"),
+    ],
+)
+def test_a_run_on_a_file_is_named_after_it(path, title):
+    words = ["--data.name=table", f"--data.options.path={path}", "--data.options.label=y"]
+    assert load_config(None, words).title == title
+    assert load_config(None, [*words, "--run.name=mine"]).title == "mine"
+
+
 def test_every_key_is_described():
     rows = describe()
     rules = {row[0]: row[1] for row in rows}

@@ -1,5 +1,7 @@
 """The keys of a configuration, each with its type, range, default and description."""
 
+import pathlib
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -23,6 +25,7 @@ from fedjax_dp.core.ranges import (
     Seed,
     Size,
 )
+from fedjax_dp.data.datasets.cells import without_ending
 from fedjax_dp.data.datasets.registry import names_clients
 from fedjax_dp.experiment.schema.constraints import refused
 from fedjax_dp.experiment.schema.sections import (
@@ -868,8 +871,13 @@ class Config(Section):
 
     @property
     def title(self) -> str:
-        """The name of the run, or else that of its data."""
-        return self.run.name or self.data.name.rpartition(":")[2]
+        """The name of the run, or else that of its data: of a user's file or folder, its stem."""
+        path = self.data.options.get("path")
+        # Of a pattern, such as hospitals/*.csv, the last part without a mark.
+        parts = pathlib.PurePath(path).parts if isinstance(path, str) else ()
+        stem = without_ending(next((p for p in reversed(parts) if not set(p) & set("*?[")), ""))
+        name = re.sub(r"[^\w .,=+-]+", "-", stem).strip(" .,=+-")
+        return self.run.name or name or self.data.name.rpartition(":")[2]
 
 
 # The field of a whole configuration.
