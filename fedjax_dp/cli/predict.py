@@ -25,6 +25,8 @@ from fedjax_dp.models.weights import declared
 
 app = application()
 # The parts of a run's data.
+# What `--copy` names besides the columns of a table.
+_OWN = ("row", "client")
 PARTS = ("test", "train", "client_test", "unseen")
 
 
@@ -47,8 +49,8 @@ def command(
         typer.Option(
             "--copy",
             metavar="COLUMN",
-            help="A column of a table, such as an identifier or an input, to copy into the .csv "
-            "file; repeatable.",
+            help="row (the number of the example in its part, from 0), client (its name or "
+            "number), or a column of a table's test rows; repeatable.",
         ),
     ] = None,
 ) -> Answer:
@@ -59,17 +61,23 @@ def command(
     `prediction`, and `label` if the examples have it, as the names of classes or numbers, with one
     line for each example in the order of the data. Of several labels, `prediction_NAME` is 1 for
     yes and 0 for no; of several numbers, `prediction_0` is the first. `--probabilities` adds the
-    array `probabilities`, or the columns `probability_NAME`. `--copy COLUMN` puts a column of the
-    test rows, as their file has it, before the predictions.
+    array `probabilities`, or the columns `probability_NAME`. `--copy` adds arrays, or columns
+    before the predictions, that tell the examples apart: `row`, `client`, and columns of a table's
+    test rows as their file has them.
     """
     checks.one_of("--part", part, PARTS)
     files.require_new(output, "--output", (".npz", ".csv"))
-    copied = _copied(folder, context.args, part, output, columns or [])
+    names = columns or []
+    checks.require(len(set(names)) == len(names), "--copy", "name each column once", names)
+    of_table = [name for name in names if name not in _OWN]
+    copied = _copied(folder, context.args, part, of_table)
     out.note("reading the run")
     run = load_run(folder, out.warn)
     other = other_data(run, context.args, needs_test_labels=False)
     population = other or run.experiment.population
     data = _examples(run, population, part)
+    copied |= _own(data, part, names) if names else {}
+    copied = {name: copied[name] for name in names}
     params = run.params if client is None else run.params_of(client)
     outputs = predict(run.model, params, data)
     loss = declared(run.model.loss_fn)
@@ -82,7 +90,10 @@ def command(
         predicted = _columns(decoded, data.examples.get("y"), population, targets, chances)
         twice = sorted(copied.keys() & predicted.keys())
         checks.require(not twice, "--copy", "name no column that predictions have", twice)
-        table = copied | predicted
+        table = {
+            in_csv(name): [in_csv(cell) if isinstance(cell, str) else cell for cell in cells]
+            for name, cells in copied.items()
+        } | predicted
         with unfinished.open("w", newline="", encoding="utf-8") as text:
             rows = csv.writer(text, lineterminator="\n")
             rows.writerows([list(table), *zip(*table.values(), strict=True)])
@@ -90,7 +101,10 @@ def command(
         return _answer(output, part, client, data.num_examples, list(table))
     leaves = jax.tree.leaves(outputs)
     names = ["outputs"] if len(leaves) == 1 else [f"outputs_{i}" for i in range(len(leaves))]
-    arrays: dict[str, Any] = dict(zip(names, leaves, strict=True))
+    arrays: dict[str, Any] = {name: _array(cells) for name, cells in copied.items()}
+    twice = sorted({"y", "probabilities", *names} & arrays.keys())
+    checks.require(not twice, "--copy", "name no column that predictions have", twice)
+    arrays |= dict(zip(names, leaves, strict=True))
     if chances is not None:
         arrays["probabilities"] = chances
     if "y" in data.examples:
@@ -101,27 +115,36 @@ def command(
     return _answer(output, part, client, data.num_examples, list(arrays))
 
 
+def _own(data: FederatedData, part: str, names: list[str]) -> dict[str, list[Any]]:
+    """Numbers the examples of a part, and names the client of each."""
+    rule = "be row or a column of a table for --part test, whose examples are of no client"
+    checks.require(part != "test" or "client" not in names, "--copy", rule, "client")
+    of_rows = np.repeat(np.arange(data.num_clients), data.sizes).tolist()
+    clients = [data.client_names[i] for i in of_rows] if data.client_names else of_rows
+    return {"row": list(range(data.num_examples)), "client": clients}
+
+
+def _array(cells: list[Any]) -> np.ndarray:
+    """Makes an array of cells: of numbers, or else of text, in which missing ones are empty."""
+    array = np.asarray(cells)
+    is_plain = array.dtype.kind in "biufU"
+    return array if is_plain else np.asarray(["" if each is None else str(each) for each in cells])
+
+
 def _copied(
-    folder: pathlib.Path, words: list[str], part: str, output: pathlib.Path, names: list[str]
+    folder: pathlib.Path, words: list[str], part: str, names: list[str]
 ) -> dict[str, list[Any]]:
-    """Reads the columns to copy, before any longer work."""
+    """Reads the columns of a table to copy, before any longer work."""
     if not names:
         return {}
-    is_csv = output.suffix == ".csv"
-    checks.require(is_csv, "--copy", "be left out unless --output ends in .csv", names)
-    rule = "be left out unless --part is test: clients share the rows of other parts"
+    rule = "be row or client unless --part is test: clients share the rows of other parts"
     checks.require(part == "test", "--copy", rule, names)
-    checks.require(len(set(names)) == len(names), "--copy", "name each column once", names)
     section = config_files.load_config(folder / CONFIG_FILE, words).data
-    rule = f"be left out unless the data are a table, as {section.name} has no columns"
+    rule = f"be row or client unless the data are a table, as {section.name} has no columns"
     checks.require(section.name == "table", "--copy", rule, names)
     given = grouped(datasets.LOADERS["table"], section.options)
     data_dir = datasets.resolve_data_dir(section.data_dir)
-    found = cells_of_test_rows(data_dir, names, **given)
-    return {
-        in_csv(name): [in_csv(cell) if isinstance(cell, str) else cell for cell in cells]
-        for name, cells in found.items()
-    }
+    return cells_of_test_rows(data_dir, names, **given)
 
 
 def _probabilities(outputs: Any, targets: Targets | None, population: Population) -> np.ndarray:
@@ -189,7 +212,8 @@ def _columns(
         ends = [""] if len(each) == 1 else [f"_{name}" for name in names]
         columns |= {in_csv(what + end): shown(v) for end, v in zip(ends, each, strict=True)}
     for i, each in enumerate(() if chances is None else chances.T):
-        columns[in_csv(f"probability_{classes[i] if classes else i}")] = each.tolist()
+        shares = [f"{chance:.7g}" for chance in each]
+        columns[in_csv(f"probability_{classes[i] if classes else i}")] = shares
     return columns
 
 

@@ -11,6 +11,7 @@ from run_folders import execute, read_json
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from fedjax_dp import load_run
 from fedjax_dp.experiment import load_config
 from fedjax_dp.experiment.assembly.assemble import assemble
 from fedjax_dp.experiment.running.described import about_model
@@ -181,13 +182,34 @@ def test_predictions_have_the_columns_that_are_asked_for(table, tmp_path, fedjax
     for more, message in (
         (("--copy", "ege"), "--copy, a column of patients.csv, must be one of"),
         (("--copy", "age", "--copy", "age"), "--copy must name each column once"),
-        (("--copy", "age", "--part", "train"), "--copy must be left out unless --part is test"),
+        (("--copy", "age", "--part", "train"), "--copy must be row or client unless --part is"),
+        (("--copy", "client"), "--copy must be row or a column of a table for --part test"),
     ):
         status, _, errors = fedjax_dp("predict", folder, *new[:1], "--output=b.csv", *more)
         assert status == 2 and message in errors, errors
-    status, _, errors = fedjax_dp("predict", folder, *new[:1], "--output=b.npz", "--copy=age")
-    assert status == 2 and "--copy must be left out unless --output ends in .csv" in errors
-    assert not (tmp_path / "b.csv").exists() and not (tmp_path / "b.npz").exists()
+    assert not (tmp_path / "b.csv").exists()
+    assert all(len(row["probability_no"].lstrip("0.")) <= 12 for row in said)
+    # Arrays have them too, and each part the numbers and clients of its examples.
+    words = (*new[:1], "--output=b.npz", "--copy=row", "--copy=id", "--copy=age")
+    assert fedjax_dp("predict", folder, *words)[0] == 0
+    with np.load("b.npz") as found:
+        assert found["row"].tolist() == list(range(len(rows)))
+        assert found["id"].tolist() == [row["id"] for row in rows]
+        assert found["age"].tolist() == [row["age"] for row in rows]
+    population = load_run(folder).experiment.population
+    for part, ending in (("train", "npz"), ("client_test", "csv")):
+        words = ("--part", part, f"--output={part}.{ending}", "--copy=client", "--copy=row")
+        assert fedjax_dp("predict", folder, *words)[0] == 0
+        data = getattr(population, part)
+        expected = np.repeat(data.client_names or range(data.num_clients), data.sizes)
+        if ending == "npz":
+            with np.load(f"{part}.npz") as found:
+                assert found["client"].tolist() == expected.tolist()
+        else:
+            with open(f"{part}.csv") as file:
+                found = list(csv.DictReader(file))
+            assert [row["client"] for row in found] == [str(each) for each in expected]
+            assert [int(row["row"]) for row in found] == list(range(data.num_examples))
     assert read_json(folder, "summary.json")["rounds"] == 2
 
 
