@@ -363,8 +363,12 @@ class Configured(Once):
     def _note_completed(self, ctx: Any, args: list[str], options: Collection[str]) -> None:
         """Notes the key, if any, whose value a shell completes."""
         # Bash divides the words at "=".
-        last = [word for word in args if word != "="][-1:]
-        key = next((w for w in last if w.startswith(f"--{self.keys}") and w not in options), "")
+        words = [word for word in args if word != "="]
+        key = next(
+            (w for w in words[-1:] if w.startswith(f"--{self.keys}") and w not in options), ""
+        )
+        if words[-2:-1] == ["--over"] and args[-1] == "=":
+            key = f"--{words[-1]}"
         ctx.meta[_COMPLETED] = key
         for param in self.get_params(ctx) if key else ():
             source = ctx.get_parameter_source(param.name)
@@ -378,13 +382,24 @@ class Configured(Once):
         is_key, key = incomplete.startswith("--"), ctx.meta[_COMPLETED]
         if not is_key and not key:
             return completions
-        from fedjax_dp.experiment.reading.keys import keys_and_values
-
-        found = keys_and_values(ctx.args)
-        keys = [f"--{each}" for each in found if each.startswith(self.keys)]
-        words = keys if is_key else found.get(key.removeprefix("--"), [])
+        head = "" if is_key else f"{key}="
+        words = completed_keys(f"{head}{incomplete}".removeprefix("--"), ctx.args)
+        words = [f"--{word}".removeprefix(head) for word in words if word.startswith(self.keys)]
         item = type(super().shell_complete(ctx, "--help")[0])
-        return [*completions, *(item(word) for word in words if word.startswith(incomplete))]
+        return [*completions, *map(item, words)]
+
+
+def completed_keys(incomplete: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Completes a key of a configuration, or, after `KEY=` and commas, its value."""
+    from fedjax_dp.experiment.reading.keys import keys_and_values
+
+    found = keys_and_values(overrides)
+    key, equals, text = incomplete.partition("=")
+    if not equals:
+        return [each for each in found if each.startswith(key)]
+    before, comma, last = text.rpartition(",")
+    head = f"{key}={before}{comma}"
+    return [head + value for value in found.get(key, []) if value.startswith(last)]
 
 
 class ConfiguredData(Configured):

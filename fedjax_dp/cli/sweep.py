@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from fedjax_dp.cli.output import Answer, ConfigFile, Configured, Output, answering, application
+from fedjax_dp.cli.output import (
+    Answer,
+    ConfigFile,
+    Configured,
+    Output,
+    answering,
+    application,
+    completed_keys,
+)
 from fedjax_dp.cli.progress import Progress, ending
 from fedjax_dp.core import checks
 from fedjax_dp.core.decimals import shown
@@ -162,6 +170,7 @@ def command(
             metavar="KEY=V1,V2",
             help="A key and its values; several make a grid. Under --search also a range, "
             "LOW..HIGH or LOW..HIGH:log.",
+            autocompletion=lambda incomplete: completed_keys(incomplete),
         ),
     ] = None,
     settings: Annotated[

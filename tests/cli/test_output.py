@@ -596,6 +596,13 @@ def test_python_runs_the_package(monkeypatch, capsys):
             {"--algorithm.options.inner_memory"},
         ),
         ("fedjax-dp evaluate --data.name sh", {"shakespeare"}),
+        ("fedjax-dp sweep --over training.lear", {"training.learning_rate"}),
+        ("fedjax-dp sweep --over algorithm.name = fedp", {"fedprox", "fedper", "fedpi"}),
+        (
+            "fedjax-dp sweep --over algorithm.name=fedp",
+            {f"algorithm.name=fed{n}" for n in ("prox", "per", "pi")},
+        ),
+        ("fedjax-dp sweep --over privacy.unit = none,re", {"none,record"}),
         ("fedjax-dp init --method dp_", {"dp_sgd", "dp_fedavg"}),
         ("fedjax-dp data fetch mnist_", {"mnist_by_writer"}),
         ("fedjax-dp privacy epsilon --relation z", {"zero_out"}),

@@ -186,6 +186,8 @@ def run_all(
     for place in done:
         report(f"{labels[place]}: done before")
     pending = {place: job.config for place, job in jobs.items() if place not in done}
+    groups = batches(pending)
+    together = {place: len(places) for places in groups for place in places}
     # Each text once: points of a sweep warn of the same.
     warned: set[str] = set()
     counted = Continued(watcher or Watcher())
@@ -195,7 +197,8 @@ def run_all(
         results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in measured)
         is_interrupted = summary.get("ended") == "interrupted"
         after = f" (interrupted after round {summary['rounds']})" if is_interrupted else ""
-        report(f"{labels[place]}: {results} in {summary['seconds']:.0f} s{after}")
+        others = f" beside {together[place] - 1} others" if together[place] > 1 else ""
+        report(f"{labels[place]}: {results}; ran {summary['seconds']:.0f} s{others}{after}")
         for text in summary.get("warnings", ()):
             if text not in warned:
                 warned.add(text)
@@ -214,7 +217,6 @@ def run_all(
         for place in places:
             report(f"{labels[place]}: skipped: time limit reached")
 
-    groups = batches(pending)
     if cluster is not None:
         skip(run_on_cluster(cluster, jobs, groups, counted, ended, report, stated, may_start))
         return
