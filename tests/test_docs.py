@@ -102,13 +102,13 @@ def test_every_page_is_in_the_navigation_and_every_section_in_the_readme():
     assert set(re.findall(r"\]\(docs/([\w/.-]+)\)", read_on)) == sections
 
 
-def sentences(text: str) -> Iterator[str]:
+def sentences(text: str, ends: str = ".?!") -> Iterator[str]:
     """The sentences of paragraphs and lists without quotes, in which a piece of code is a word."""
     text = re.sub(r"^```.*?^```$|^\$\$.*?^\$\$$|^>.*?$", "", text, flags=re.M | re.S)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*- |#|\||\d+\. )", text):
         if not paragraph.lstrip().startswith("|"):
-            yield from re.split(r"(?<=[.?!:])[*)]*\s", " ".join(paragraph.split()))
+            yield from re.split(rf"(?<=[{ends}])[*)]*\s", " ".join(paragraph.split()))
 
 
 # Folders of pages, and pages.
@@ -127,8 +127,18 @@ def test_no_sentence_of_a_guide_is_longer_than_thirty_words(place):
     assert lengths == [2, 32, 2, 31]
     pages = [page for page in PAGES if page.relative_to(ROOT).as_posix().startswith(place)]
     assert pages
+    # Pages of studies may still continue a sentence after a colon.
+    ends = ".?!:" if place.startswith("experiments/") else ".?!"
     for page in pages:
-        assert not [s for s in sentences(page.read_text("utf-8")) if len(s.split()) > 30], page
+        text = page.read_text("utf-8")
+        assert not [s for s in sentences(text, ends) if len(s.split()) > 30], page
+
+
+def test_no_sentence_of_a_tutorial_is_longer_than_thirty_words():
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
+        cells = json.loads(page.read_text("utf-8"))["cells"]
+        text = "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        assert not [s for s in sentences(text) if len(s.split()) > 30], page
 
 
 def test_every_main_function_has_an_example():

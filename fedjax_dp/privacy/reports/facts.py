@@ -275,9 +275,9 @@ RELATIONS = {
         "Neighbouring data sets differ by {unit}, which is present or absent.",
     ),
     "zero_out": Words(
-        "neighbouring data differ by {unit}, whose contributions are replaced by zeros; it still "
-        "counts towards the numbers of clients and records, which are public because rates, steps "
-        "and divisors are computed from them",
+        "neighbouring data differ by {unit}, whose contributions are replaced by zeros. The unit "
+        "still counts towards the numbers of clients and records. These are public because rates, "
+        "steps and divisors are computed from them",
         "Neighbouring data sets differ by {unit}, whose contributions are replaced by "
         "zeros~[kairouz2021practical]; the numbers of clients and records are public.",
     ),
@@ -304,10 +304,10 @@ TRUST = {
         "The records of all clients were gathered in one place, whose holder is trusted.",
     ),
     "secure_aggregation": Words(
-        "Secure aggregation is trusted, and it is assumed that at least the accounted number of "
-        "shares of the noise is added, one by every client and, if cohorts vary, the missing ones "
-        "by the summing party, which knows them: a single message carries too little noise to "
-        "protect anyone.",
+        "Secure aggregation is trusted: a single message carries too little noise to protect "
+        "anyone. It is assumed that at least the accounted number of shares of the noise is added, "
+        "one by every client. If cohorts vary, the summing party adds the missing ones, which it "
+        "knows.",
         "Secure aggregation~[bonawitz2017practical] is trusted, and at least the accounted "
         "number of shares of the noise is assumed to be in each sum.",
     ),
@@ -320,13 +320,13 @@ TRUST = {
     ),
     "gamma_shares": Words(
         "Every party is trusted to add its shares of the noise and to keep secret the shares that "
-        "it knows, and the server to follow the protocol, in which it sees only masked messages. "
-        "The claim holds against all who see only the sums. It does not hold against a coalition "
-        "of parties, which can subtract the shares that its members know, nor against a server "
-        "that fakes parties (a Sybil attack) and knows how it permuted the shares: that would take "
-        "a secure shuffle, which is not implemented.",
+        "it knows. The server is trusted to follow the protocol, in which it sees only masked "
+        "messages. The claim holds against all who see only the sums. It does not hold against a "
+        "coalition of parties, which can subtract the shares that its members know, nor against a "
+        "server that fakes parties (a Sybil attack) and knows how it permuted the shares. That "
+        "would take a secure shuffle, which is not implemented.",
         "Every party is trusted to add its shares of the noise and to keep those of others secret, "
-        "and the server to follow the protocol; a coalition of parties can subtract its shares.",
+        "and the server to follow the protocol. A coalition of parties can subtract its shares.",
     ),
     "selection": Words(
         "The server and those who run the trials are trusted: they see every trial, and how many "
@@ -342,7 +342,7 @@ _OF_SUMS = Words(
 )
 ROOTS = {
     "seed": Words(
-        "The noise is a function of the seed of the run, `run.seed` in `config.toml`: anyone who "
+        "The noise is a function of the seed of the run, `run.seed` in `config.toml`. Anyone who "
         "has it can reproduce the noise and subtract it, and the claim does not hold against them. "
         "Runs that share a seed share noise, so that publishing two of them may cancel it. "
         "`run.secret = true` draws the noise from a secret root instead.",
@@ -353,7 +353,7 @@ ROOTS = {
         "Cohorts, batches and noise were drawn from a secret root from the operating system, "
         "which no other run shares. It must be destroyed or kept secret, with everything "
         "saved beside it: anyone who has the root can subtract the noise. The root has as many "
-        "bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic: the claim "
+        "bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic. The claim "
         "holds against those who cannot search that many keys.",
         "The noise is pseudorandom from a secret key of 64 bits, drawn from the operating system.",
     ),
@@ -361,7 +361,7 @@ ROOTS = {
         "The noise was drawn on the nodes, each from a root of its own from its operating system, "
         "which the server never has. A node must keep its root secret, with everything saved "
         "beside it: anyone who has it can subtract the noise of the node's clients. A root has as "
-        "many bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic: the "
+        "many bits as a key of JAX, 64 by default, and JAX's generator is not cryptographic. The "
         "claim holds against those who cannot search that many keys. The server's root of the run "
         "gives what the server draws and cohorts that may be known, but no noise of a node. "
         "Cohorts that must stay hidden are drawn with further random bits in each round, which "
@@ -630,7 +630,7 @@ SENTENCES = {
     ),
     "is_count_hidden": Words(
         "For anyone who learns that n of N were drawn, a unit's chance of being among them is n/N "
-        "and not the stated rate; this includes a participant that sends only zeros.",
+        "and not the stated rate. This includes a participant that sends only zeros.",
         "",
     ),
     "is_drawn_unevenly": Words(
@@ -669,18 +669,18 @@ SENTENCES = {
         "\n\nDeployed on Flower: clips and noise of clients are made on the nodes, which are "
         "trusted to make them as agreed, and by the clients of a node to keep their updates to "
         "themselves. Nodes run the app and the configuration that the person who starts the run "
-        "sends them: the claim trusts that person, except for nodes that run signed apps alone, "
+        "sends them. The claim trusts that person, except for nodes that run signed apps alone, "
         "with a configuration of their own. {node_keys} A client whose node is offline when it is "
-        "drawn, or whose reply does not fit, sends nothing: the claim assumes that this depends "
+        "drawn, or whose reply does not fit, sends nothing. The claim assumes that this depends "
         "neither on the model nor on who else is drawn. The SuperLink's log and database record "
         "who was messaged: those who read them must keep it secret. Rounds whose messages were "
         "sent are charged, including those whose outcome was lost.",
         "Rounds ran on clients' own machines~[beutel2020flower], which are trusted to clip and to "
-        "add noise as agreed; it is assumed that whether a client answers depends neither on the "
+        "add noise as agreed. It is assumed that whether a client answers depends neither on the "
         "model nor on who else was drawn.",
     ),
     "is_open": Words(
-        "Nodes agreed on no keys of masks: the server can read the message of each node by "
+        "Nodes agreed on no keys of masks. The server can read the message of each node by "
         "itself, and the claim does not hold against a server that does so before it adds them up.",
         "There were no masks between the clients: the server is trusted to add messages up unread.",
     ),
@@ -693,9 +693,9 @@ SENTENCES = {
         "\n\nThe run is the best by {choice[score]} of a random number of runs, each of a setting "
         "drawn at random among {choice[points]}. Their number has a truncated negative binomial "
         "distribution of mean {choice[mean]:g} and shape {choice[shape]:g} (Papernot and Steinke "
-        "2022). ε is that of all runs and of the choice, if the chosen run's release and its "
-        "setting are published and nothing else is: neither the other runs nor how many there "
-        "were. Records that the score is computed on are not protected.",
+        "2022). ε is that of all runs and of the choice. It holds if the chosen run's release and "
+        "its setting are published, and neither the other runs nor how many there were. Records "
+        "that the score is computed on are not protected.",
         "The run was chosen among {choice[points]} settings by random repetition of mean "
         r"{choice[mean]:g} and shape {choice[shape]:g}, which $\varepsilon$ "
         "includes~[papernot2022hyperparameter].",
@@ -707,7 +707,7 @@ SENTENCES = {
         "{planned_rounds} planned rounds.",
     ),
     "noised_accuracy": Words(
-        "\n\nThe metric `noised_client_accuracy` is released after evaluations: the clients' "
+        "\n\nThe metric `noised_client_accuracy` is released after evaluations. The clients' "
         "accuracies, each in [0, 1], are summed with Gaussian noise of {accuracy_noise} times the "
         "most that one client adds, over the number of clients. Each release is charged to all "
         "clients without amplification, and choices by this metric cost no more.",

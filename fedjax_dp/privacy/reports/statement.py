@@ -35,8 +35,8 @@ from fedjax_dp.privacy.reports.large_delta import large_delta
 
 _NOT_PRIVATE = (
     "training losses, accuracies, norms, shares of clipped contributions, who took part and how "
-    "many, and what reveals how many, such as bytes sent, seconds and the share of padding, all of "
-    "which are computed exactly for the experimenter",
+    "many, and what reveals how many, such as bytes sent, seconds and the share of padding, all "
+    "computed exactly for the experimenter",
     "the numbers of examples and clients, which are treated as public",
     "choices that were made from the data outside of the run, such as hyper-parameters",
 )
@@ -51,8 +51,8 @@ _NOT_CONTINUOUS = {
     )
 }
 _FLOATING_POINT = (
-    "The claim is for real-valued noise. The added noise is floating-point: no tail is cut off, "
-    "but the noise and the sums that it was added to lie on a grid, and those who see the last "
+    "The claim is for real-valued noise. The added noise is floating-point. No tail is cut off, "
+    "but the noise and the sums that it was added to lie on a grid. Those who see the last "
     "bits of a release may learn more than is claimed (Mironov 2012; Haney and others 2022; "
     "Casacuberta and others 2022). "
 )
