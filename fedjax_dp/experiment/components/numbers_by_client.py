@@ -116,7 +116,7 @@ def _in_order(key: str, table: Mapping[str, Any], names: Sequence[str]) -> list[
     known = set(names)
     unknown = [name for name in table if name not in known]
     if unknown:
-        hint = next(iter(nearest(unknown[0], names)), None)
+        hint = next(iter(nearest(unknown[0], names)), names[0])
         place, rule = key, "name clients of the data"
         if isinstance(table, _Column):
             place, rule = table.place(unknown[0]), "name a client of the data"

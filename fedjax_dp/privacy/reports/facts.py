@@ -320,7 +320,7 @@ TRUST = {
     ),
     "gamma_shares": Words(
         "Every party is trusted to add its shares of the noise and to keep secret the shares that "
-        "it knows. The server is trusted to follow the protocol, in which it sees only masked "
+        "it knows. The protocol, which the server is trusted to follow, shows it only masked "
         "messages. The claim holds against all who see only the sums. It does not hold against a "
         "coalition of parties, which can subtract the shares that its members know, nor against a "
         "server that fakes parties (a Sybil attack) and knows how it permuted the shares. That "
