@@ -21,8 +21,10 @@ from typer.main import get_command
 import fedjax_dp
 from fedjax_dp.cli.main import COMMANDS, app, command
 from fedjax_dp.experiment import load_config
+from fedjax_dp.experiment.components.catalogue import CHOICES
 from fedjax_dp.experiment.components.numbers_by_client import with_named_lists
 from fedjax_dp.experiment.reading import validate
+from fedjax_dp.experiment.reading.config_files import all_keys
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if ".venv" not in path.parts)
@@ -301,7 +303,10 @@ def test_messages_of_the_page_on_troubleshooting_are_those_of_the_package(
 def command_lines(code: str) -> list[list[str]]:
     """The words after `fedjax-dp` in a block; what stands in brackets is a form, no line."""
     lines = code.replace("\\\n", " ").splitlines()
-    found = [re.search(r"^\S*fedjax-dp (.*)", line.split("&& ")[-1]) for line in lines]
+    # One that another machine runs ends with a quote.
+    found = [
+        re.search(r"^\S*fedjax-dp ([^\"]*(?=\"$)|.*)", line.split("&& ")[-1]) for line in lines
+    ]
     return [shlex.split(one[1], comments=True) for one in found if one and "[--" not in one[1]]
 
 
@@ -316,8 +321,32 @@ def write_named(code: str) -> None:
 
 
 LINES = [
-    (page, words) for page in PAGES for code in blocks(page, "") for words in command_lines(code)
+    (page, words)
+    for page in PAGES
+    for kind in ("", "sh", "bash")
+    for code in blocks(page, kind)
+    for words in command_lines(code)
 ]
+
+
+def test_a_command_in_a_sentence_has_options_that_exist():
+    keys = {f"--{key}" for key in all_keys()}
+    tables = ("--schedules.", *(f"--{choice.options}." for choice in CHOICES.values()))
+    met = 0
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for line in re.findall(r"`fedjax-dp ([a-z][^`]*)`(?! and a tab)", text):
+            name, *rest = " ".join(line.split()).partition(" >")[0].split(" ")
+            called = command(name) if name in COMMANDS else None
+            if hasattr(called, "commands"):
+                called = called.commands[rest.pop(0)] if rest else called
+            assert called, (page, line)
+            known = {option for each in called.params for option in (*each.opts, "--help")}
+            used = {word.partition("=")[0] for word in rest if word.startswith("-")}
+            wrong = [w for w in used - known - keys if not w.startswith((*tables, "--data.KEY"))]
+            assert not wrong, (page, line)
+            met += bool(used)
+    assert met > 50
 
 
 @pytest.mark.parametrize(("page", "words"), LINES, ids=[" ".join(words) for _, words in LINES])
@@ -326,7 +355,8 @@ def test_a_command_line_of_a_page_is_one_that_exists(page, words, tmp_path, monk
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     for _, code in fenced(page.read_text("utf-8")):
         write_named(code)
-    for file in re.findall(r"\w+\.safetensors", page.read_text("utf-8")):
+    # A reader's own configuration, if the page shows none.
+    for file in ("mine.toml", *re.findall(r"\w+\.safetensors", page.read_text("utf-8"))):
         pathlib.Path(file).touch()
     for folder in re.findall(r"--model\.pretrained=(\S+)", " ".join(words)):
         pathlib.Path(folder).mkdir()

@@ -190,7 +190,7 @@ def test_a_model_that_is_no_better_than_the_largest_class(name):
         assert not said(5, of, **{name: records}) and not said(np.nan, of, **{name: records})
         (hint,) = said(4, of, **{name: records})
         assert hint == (
-            "accuracy: that of the shared model, 0.5714, is not above the share of the largest "
+            "accuracy: the shared model's, 0.5714, is not above the share of the largest "
             f"class of the test records, 0.5714{EXACT}"
         )
     assert said(3, **{name: records})

@@ -269,7 +269,7 @@ def largest_class(ran: Ran) -> Iterator[Hint]:
     _, counts = np.unique(records.examples["y"], return_counts=True)
     size, count = records.num_examples, int(counts.max())
     if round(accuracy * size) <= count:
-        text = f"accuracy: that of the shared model, {accuracy:.4f}, is not above the share of the "
+        text = f"accuracy: the shared model's, {accuracy:.4f}, is not above the share of the "
         yield Hint(f"{text}largest class of the test records, {count / size:.4f}", is_exact=True)
 
 
