@@ -59,7 +59,7 @@ def command(
         output.mkdir(parents=True, exist_ok=True)
     chosen = [subject for subject in subjects if not only or subject.name in only]
     out.note(f"checking {', '.join(subject.name for subject in chosen)}")
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         report = check(
             *chosen,
             checks=[group.strip() for group in checks.split(",")],

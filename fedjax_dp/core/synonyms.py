@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 # Words that are less alike, from 0 to 1, are not misspellings of each other.
 _ALIKE = 0.6
+_SHORT = 3
 _ROUNDS = "iterations communication_rounds comm_rounds central_num_iterations"
 _RATE = "lr eta step_size learning_rate client_lr local_lr client_learning_rate local_learning_rate"
 _SHARE = "fraction rate sampling_rate sample_rate participation_rate client_rate q"
@@ -165,7 +166,7 @@ def nearest(word: str, choices: Iterable[str]) -> list[str]:
         is_in = word.startswith(f"{each}.")
         of_last = 1.0 if is_in else _likeness(last, each.rpartition(".")[2].casefold())
         if of_last > _ALIKE:
-            alike.append((of_last + _likeness(word, each), each))
+            alike.append((of_last + _ratio(word, each), each))
     return [max(alike)[1]] if alike else []
 
 
@@ -176,6 +177,14 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
 
 
 def _likeness(one: str, other: str) -> float:
+    """How alike two words are, from 0 to 1; of a short one a letter may differ."""
+    if len(one) == len(other) <= _SHORT and sum(map(str.__ne__, one, other)) == 1:
+        return 1.0
+    parts = [other, *(part for part in other.split("_") if len(part) > _SHORT)]
+    return max(_ratio(one, part) for part in parts)
+
+
+def _ratio(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one, other).ratio()
 
 

@@ -197,7 +197,8 @@ def run_all(
         results = ", ".join(f"{m} {shown(m, summary[m], decimals=4)}" for m in measured)
         is_interrupted = summary.get("ended") == "interrupted"
         after = f" (interrupted after round {summary['rounds']})" if is_interrupted else ""
-        others = f" beside {together[place] - 1} others" if together[place] > 1 else ""
+        count = together[place] - 1
+        others = f" beside {count} other{'s' * (count > 1)}" if count else ""
         report(f"{labels[place]}: {results}; ran {summary['seconds']:.0f} s{others}{after}")
         for text in summary.get("warnings", ()):
             if text not in warned:
