@@ -169,7 +169,8 @@ def require_same(own: Mapping[str, str], others: Mapping[str, str]) -> None:
     Sections of a node's own file may name its clients, and imported files its folders: the server
     reads which keys differ.
     """
-    for name in sorted({*own, *others}):
+    # Sections first: what else differs may follow from them.
+    for name in sorted({*own, *others}, key=lambda name: (not name.startswith(SECTION), name)):
         mine, theirs = own.get(name, ""), others.get(name, "")
         text = f"{name} of the server must be {mine!r} as here, got {checks.shown(theirs)}"
         public = text

@@ -224,6 +224,8 @@ def _require_masks(federation: Federation, keys: str) -> None:
 
 # As many random bits as a key of JAX holds, in words of 32.
 _WORDS = 2
+# Rounds in a row without any reply, after which a run ends.
+_MOST_SILENT = 3
 # Clients that have sent a message, and with it their share of the noise.
 _SENT = (Fate.CONTRIBUTED, Fate.NOT_FINITE)
 
@@ -283,6 +285,8 @@ class _Server:
         self._close = jax.jit(partial(_closed, algorithm))
         self._message = jax.jit(self._message_to)
         self._run = secrets.token_hex(8)
+        # Rounds in a row that no node has answered.
+        self._num_silent = 0
 
     def init(self, key: PRNGKey) -> SimulationState:
         """Makes the state before the first round: of client states, the part that is known."""
@@ -333,6 +337,8 @@ class _Server:
         drawn = self._agreed(drawn, places, wire)
         packets = self._packets(state, key, drawn, places)
         replies = wire.counted(packets, self._nodes.train(packets, number) if packets else {})
+        if packets:
+            self._require_replies(number, len(packets), len(replies))
         gathered = self._gathered(drawn, packets, replies)
         private_key = fold(key, Purpose.CENTRAL_NOISE, number, *attempt)
         step_key = fold(key, Purpose.SERVER_STEP, number)
@@ -344,6 +350,19 @@ class _Server:
         round_metrics["nodes_asked"] = np.int64(len(packets))
         round_metrics["nodes_replied"] = np.int64(len(replies))
         return after, record._replace(fate=_one(fate)), self._info(closed, fate, round_metrics)
+
+    def _require_replies(self, number: int, num_asked: int, num_replied: int) -> None:
+        """Ends a run that no node answers: each round is charged, and its step is noise."""
+        self._num_silent = 0 if num_replied else self._num_silent + 1
+        if num_replied:
+            return
+        text = f"round {number + 1}: of {num_asked} nodes that were asked, none has replied"
+        if self._num_silent >= _MOST_SILENT:
+            raise ValueError(
+                f"{text}, {_MOST_SILENT} rounds in a row: see the nodes' logs; the run can be "
+                "resumed once they answer"
+            )
+        warnings.warn(text, stacklevel=3)
 
     def _agreed(self, drawn: _Drawn, places: Mapping[int, int], wire: "_Wire") -> _Drawn:
         """Lets clients agree on masks, if there are any; those that do not are left out."""

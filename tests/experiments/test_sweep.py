@@ -103,7 +103,9 @@ def test_a_started_run_is_resumed_and_never_restarted(tmp_path, calls, is_secret
     shown = []
     sweep.sweep(STUDY, grid, tmp_path, shown.append)
     assert calls == {grid[0].name: True, grid[1].name: False}
-    assert len(shown) == 2 and all("accuracy 0.5000; ran 1 s beside 1 other" in line for line in shown)
+    assert len(shown) == 2 and all(
+        "accuracy 0.5000; ran 1 s beside 1 other" in line for line in shown
+    )
 
 
 METHODS = STUDY._replace(

@@ -415,6 +415,21 @@ def test_counts_of_replies_are_figures_of_the_run_and_not_in_the_log(federation,
     assert counts[0] == counts[1] + 1 and not caplog.text
 
 
+def test_a_run_that_no_node_answers_ends(federation, monkeypatch):
+    simulated, current = federation
+    current["change"], current["node"] = lambda reply: [reply], FAILING
+    state = simulated.init(key())
+    with monkeypatch.context() as silent, pytest.warns(UserWarning, match="none has replied") as of:
+        silent.setattr(GridNodes, "train", lambda self, packets, number: {})
+        for _ in range(2):
+            state, *_ = simulated.run(state, key(), 1)
+        with pytest.raises(ValueError, match="none has replied, 3 rounds in a row: see the nodes'"):
+            simulated.run(state, key(), 1)
+    assert len(of) == 2
+    _, _, info = simulated.run(state, key(), 1)
+    assert info.server["nodes_replied"][0] == info.server["nodes_asked"][0] > 0
+
+
 class Once:
     """A case whose records are read in one round each."""
 
