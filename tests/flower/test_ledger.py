@@ -19,7 +19,7 @@ from fedjax_dp.clients import LocalConfig, dp_sgd_trainer
 from fedjax_dp.core import files
 from fedjax_dp.data import FederatedData, full_participation
 from fedjax_dp.engine import PrivacyAccounting, population_of
-from fedjax_dp.flower import Budget, GridNodes
+from fedjax_dp.flower import Budget, GridNodes, server
 from fedjax_dp.flower.ledger import NodeLedger
 from fedjax_dp.flower.packets import Packet
 from fedjax_dp.flower.plan import Plan
@@ -47,7 +47,11 @@ def claims_of(there, rounds=ROUNDS):
 
 @telling
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_nodes_charge_what_a_simulation_charges_also_for_lost_replies(expected, tmp_path):
+def test_nodes_charge_what_a_simulation_charges_also_for_lost_replies(
+    expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server, "_MOST_SILENT", 9)
+
     def lost(sent, reply):
         return [] if sent.metadata.message_type == "train" else [reply]
 
